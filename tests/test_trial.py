@@ -17,7 +17,7 @@ from fedloom.data.dataset import image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, read_owners, run_trial, seconds
 from fedloom.experiment.trial.candidates import candidates, infeasible
-from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide, gain, tail
+from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
 from fedloom.experiment.trial.run import score
 
@@ -62,34 +62,34 @@ OPEN = of(0.01, 0.05)
 
 def test_decisions() -> None:
     gains = [of(0.05, 0.01), of(-0.03, 0.01), of(0.0, 0.002), of(0.02, 0.02), of(0.3, 0.01, splits=2)]
-    verdicts = decide(gains, 0.01, OPEN)
+    verdicts = decide_owners(gains, 0.01, OPEN)
     assert [v.decision for v in verdicts] == ["join", "alone", "alone", "undecided", "undecided"]
     assert verdicts[3].p_join > ALPHA and verdicts[3].more_splits is None and verdicts[3].more_rows is not None
     assert verdicts[4].more_splits == 10
     assert tail(0.0, of(0.0, 0.0)) == 0.5 and tail(0.01, of(0.0, 0.0)) == 1.0
-    assert decide([of(0.0, 0.0)], 0.01, OPEN)[0].decision == "alone"  # federating changed nothing
-    assert decide([of(0.0, 0.0)], 0.0, OPEN)[0].decision == "undecided"
+    assert decide_owners([of(0.0, 0.0)], 0.01, OPEN)[0].decision == "alone"  # federating changed nothing
+    assert decide_owners([of(0.0, 0.0)], 0.0, OPEN)[0].decision == "undecided"
 
 
 def test_owners_that_do_not_gain_together_stay_alone_unless_one_gains_by_itself() -> None:
     gains = [of(0.05, 0.005), of(0.05, 0.0175), *[of(0.0, 0.03)] * 18]  # the second: perhaps one of many by chance
-    verdicts = decide(gains, 0.01, of(-0.02, 0.01))
+    verdicts = decide_owners(gains, 0.01, of(-0.02, 0.01))
     assert [(v.decision, v.by) for v in verdicts[:3]] == [("join", "own"), ("undecided", ""), ("alone", "all")]
-    assert {v.decision for v in decide([of(0.0, 0.03)] * 3, 0.01, of(0.005, 0.01))} == {"undecided"}
+    assert {v.decision for v in decide_owners([of(0.0, 0.03)] * 3, 0.01, of(0.005, 0.01))} == {"undecided"}
 
 
 def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
     lucky, rest = of(0.025, 0.01), [of(0.0, 0.02)] * 19
-    assert decide([lucky], 0.01, OPEN)[0].decision == "join"
-    assert decide([lucky, *rest], 0.01, OPEN)[0].decision == "undecided"
+    assert decide_owners([lucky], 0.01, OPEN)[0].decision == "join"
+    assert decide_owners([lucky, *rest], 0.01, OPEN)[0].decision == "undecided"
 
 
 def test_more_splits_are_advised_only_where_they_would_decide() -> None:
-    (near,) = decide([gain([0.03, -0.02, 0.05, 0.03], 0.05)], 0.0, OPEN)
+    (near,) = decide_owners([gain([0.03, -0.02, 0.05, 0.03], 0.05)], 0.0, OPEN)
     assert near.decision == "undecided" and near.more_splits is not None
     again = gain(np.resize([0.03, -0.02, 0.05, 0.03], near.more_splits + 4), 0.05)
     assert again.low > 0
-    (never,) = decide([gain([0.5, -0.5, 0.5, -0.49], 1 / 3)], 0.0, OPEN)
+    (never,) = decide_owners([gain([0.5, -0.5, 0.5, -0.49], 1 / 3)], 0.0, OPEN)
     assert never.more_splits is None and never.more_rows is None
 
 

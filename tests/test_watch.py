@@ -148,11 +148,11 @@ def test_names_cannot_move_the_cursor(tmp_path: Path) -> None:
 
 
 def test_a_curve() -> None:
-    assert screen.curve([(0, 1.0), (4, 1.0)], 2, 1, (0.0, 1.0), 4) == ["⠉⠉"]
-    assert screen.curve([(0, 0.0), (4, 0.0)], 2, 1, (0.0, 1.0), 4) == ["⣀⣀"]
-    assert screen.curve([(0, 0.0), (4, 0.0)], 4, 1, (0.0, 1.0), 8) == ["⣀⣀⡀⠀"]  # half of the rounds
-    assert screen.curve([(0, 0.0), (1, 1.0)], 1, 2, (0.0, 1.0), 1) == ["⢸", "⣸"]  # no gap in a leap
-    assert screen.curve([(3, 1.0)], 3, 1, (0.0, 1.0), 9) == ["⠉⠁⠀"]
+    assert screen.braille_curve([(0, 1.0), (4, 1.0)], 2, 1, (0.0, 1.0), 4) == ["⠉⠉"]
+    assert screen.braille_curve([(0, 0.0), (4, 0.0)], 2, 1, (0.0, 1.0), 4) == ["⣀⣀"]
+    assert screen.braille_curve([(0, 0.0), (4, 0.0)], 4, 1, (0.0, 1.0), 8) == ["⣀⣀⡀⠀"]  # half of the rounds
+    assert screen.braille_curve([(0, 0.0), (1, 1.0)], 1, 2, (0.0, 1.0), 1) == ["⢸", "⣸"]  # no gap in a leap
+    assert screen.braille_curve([(3, 1.0)], 3, 1, (0.0, 1.0), 9) == ["⠉⠁⠀"]
 
 
 def test_a_comparison(tmp_path: Path) -> None:

@@ -250,17 +250,17 @@ def test_the_announced_order_is_read_with_suspicion(monkeypatch: pytest.MonkeyPa
     own = digests(5)
     key, marks = psi_steps.announce(KEY, own[1:4])
     assert key == KEY and len(marks) == 3 * 32
-    rows = psi_steps.follow([key, marks], own)
+    rows = psi_steps.announced_rows([key, marks], own)
     assert sorted(rows) == [1, 2, 3]
     with pytest.raises(MessageError, match="truncated"):
-        psi_steps.follow([key, marks[:-1]], own)
+        psi_steps.announced_rows([key, marks[:-1]], own)
     with pytest.raises(MessageError, match="not ascending"):
-        psi_steps.follow([key, marks[32:] + marks[:32]], own)
+        psi_steps.announced_rows([key, marks[32:] + marks[:32]], own)
     with pytest.raises(MessageError, match="not ascending"):
-        psi_steps.follow([key, marks, marks[-32:]], own)
+        psi_steps.announced_rows([key, marks, marks[-32:]], own)
     with pytest.raises(MessageError, match="does not have"):
-        psi_steps.follow([key, marks], own[:3])
+        psi_steps.announced_rows([key, marks], own[:3])
     monkeypatch.setattr(psi_steps, "LARGEST", 70)  # two marks a message
     pieces = psi_steps.announce(KEY, own[1:4])
     assert [len(piece) for piece in pieces] == [32, 64, 32]
-    np.testing.assert_array_equal(psi_steps.follow(pieces, own), rows)
+    np.testing.assert_array_equal(psi_steps.announced_rows(pieces, own), rows)

@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.core.errors import DataError
 from fedloom.data.manifest import PATTERN, make_manifest, manifest, read_views
-from fedloom.data.vertical import VerticalDataset, prepare
+from fedloom.data.vertical import VerticalDataset, encode_new_rows
 
 PIL_Image = pytest.importorskip("PIL.Image")
 
@@ -148,7 +148,7 @@ def test_color_pictures_and_new_objects(folder: Path) -> None:
     }
     new = read_views(view.recipe, [files])
     assert new[0, :, 0, 0].tolist() == [77, level_of(10, 2), level_of(10, 3)]
-    assert (prepare(view.recipe, new) == new).all()
+    assert (encode_new_rows(view.recipe, new) == new).all()
     with pytest.raises(DataError, match="1 are missing, such as '002'"):
         read_views(view.recipe, [{name: file for name, file in files.items() if name != "002"}])
 

@@ -10,7 +10,7 @@ from PIL import Image
 from fedloom.core.errors import DataError
 from fedloom.data.encoder import HashedText, TableEncoder
 from fedloom.data.options import DataOptions
-from fedloom.data.own import look, read_data, read_own
+from fedloom.data.own import interpret, read_data, read_own
 from fedloom.data.sources import load, load_raw
 from fedloom.data.tables import RawTable
 
@@ -177,17 +177,17 @@ def test_what_is_guessed_is_reported() -> None:
 )
 def test_identifiers_are_dropped_with_a_sentence_unless_named(name: str, values: Any) -> None:
     table = patients(**{name: list(values)})
-    found, _ = look(table, DataOptions(label="disease"))
+    found, _ = interpret(table, DataOptions(label="disease"))
     assert name not in found.table.columns and "an identifier" in found.dropped[name]
     assert any(f"'{name}'" in note and "data.keep" in note for note in found.notes)
     if name != "code":
-        found, _ = look(table, DataOptions(label="disease", keep=("*", name)))
+        found, _ = interpret(table, DataOptions(label="disease", keep=("*", name)))
         assert name in found.table.columns and "patient_id" not in found.table.columns
 
 
 @pytest.mark.parametrize("name", ["body_mass_index", "fluid", "COVID", "key_rate", "grid"])
 def test_features_are_no_identifiers(name: str) -> None:
-    found, _ = look(patients(**{name: np.random.default_rng(2).normal(size=N)}), DataOptions(label="disease"))
+    found, _ = interpret(patients(**{name: np.random.default_rng(2).normal(size=N)}), DataOptions(label="disease"))
     assert name in found.table.columns
 
 
@@ -259,7 +259,7 @@ def test_rows_without_a_label_are_left_out_with_a_sentence() -> None:
 
 
 def test_constant_and_empty_columns_are_dropped() -> None:
-    found, _ = look(patients(same=[1] * N, gone=[None] * N), DataOptions(label="disease"))
+    found, _ = interpret(patients(same=[1] * N, gone=[None] * N), DataOptions(label="disease"))
     assert found.dropped["same"] == "the same in every row" and found.dropped["gone"] == "empty"
 
 

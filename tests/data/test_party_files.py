@@ -10,7 +10,7 @@ from fedloom.core.errors import DataError
 from fedloom.data.party_files import from_files
 from fedloom.data.stats import describe_parties
 from fedloom.data.tables import class_numbers, column_values, read_csv
-from fedloom.data.vertical import VerticalDataset, prepare
+from fedloom.data.vertical import VerticalDataset, encode_new_rows
 
 
 def match(ids: list[list[str]]) -> list[np.ndarray]:
@@ -45,7 +45,7 @@ def people(parties: VerticalDataset, part: str) -> list[int]:
     """Who is who at the bank, by income."""
     bank = parties.views[0]
     everybody = np.arange(40)
-    incomes = prepare(bank.recipe, {"income": everybody * 1.5})[:, 0].tolist()
+    incomes = encode_new_rows(bank.recipe, {"income": everybody * 1.5})[:, 0].tolist()
     return [incomes.index(value) for value in bank.x[getattr(bank, part), 0].tolist()]
 
 

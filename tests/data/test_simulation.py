@@ -18,7 +18,7 @@ from fedloom.data.sources import load, load_raw
 from fedloom.data.split import split
 from fedloom.data.stats import ratio
 from fedloom.data.tables import RawTable
-from fedloom.data.vertical import PartyView, VerticalDataset, prepare
+from fedloom.data.vertical import PartyView, VerticalDataset, encode_new_rows
 
 DIGITS = load("digits")
 
@@ -173,13 +173,13 @@ def test_new_images_go_through_the_recipe() -> None:
     parties = simulate("digits", parties=4, seed=0, aligned=50, unaligned=30)
     view = parties.views[2]
     recipe = json.loads(json.dumps(view.recipe))
-    assert (prepare(recipe, DIGITS.x)[numbers(parties, 2, "test")] == view.x[view.test]).all()
+    assert (encode_new_rows(recipe, DIGITS.x)[numbers(parties, 2, "test")] == view.x[view.test]).all()
     for raw in (DIGITS.x[:, :, :4], DIGITS.x.astype(np.float32), {"a": np.zeros(3)}):
         with pytest.raises(DataError):
-            prepare(recipe, raw)
+            encode_new_rows(recipe, raw)
     for damage in ({"cells": [9]}, {"grid": []}, {"shape": None}, {"kind": "x"}, {"cells": []}, {"grid": [0, 2]}):
         with pytest.raises(DataError):
-            prepare(recipe | damage, DIGITS.x)
+            encode_new_rows(recipe | damage, DIGITS.x)
 
 
 # Tables
@@ -207,7 +207,7 @@ def test_an_encoder_sees_its_party_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert abs(view.x[view.test, 0].mean()) > 1e-4
     raw = {name: values.copy() for name, values in table.columns.items()}
     name = view.recipe["columns"][0]["name"]
-    seen = prepare(view.recipe, raw)[:, 0]
+    seen = encode_new_rows(view.recipe, raw)[:, 0]
     used = set(view.x[local, 0].tolist())
     foreign = np.array([value not in used for value in seen.tolist()])
     raw[name][foreign] += 1e3  # test rows and the other parties' rows

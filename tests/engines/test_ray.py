@@ -31,7 +31,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import floats
 from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
-from fedloom.engines.ray import RayEngine, deal
+from fedloom.engines.ray import RayEngine, contiguous_pieces
 from tests import test_three_pages as pages
 from tests.engines.test_workers import ALL, LINKS, Gossip, outcome
 from tests.toy import CLASSES, FEATURES, contexts, network, rows
@@ -393,13 +393,13 @@ def test_rows_without_labels_arrive_without_labels() -> None:
 
 
 def test_parties_are_dealt_by_their_rows() -> None:
-    assert deal([1] * 6, 3) == [range(0, 2), range(2, 4), range(4, 6)]
-    assert deal([10, 1, 1, 1, 1, 6], 2) == [range(0, 1), range(1, 6)]
-    assert deal([1, 1, 100], 3) == [range(0, 1), range(1, 2), range(2, 3)]
-    assert deal([100, 1, 1], 2) == [range(0, 1), range(1, 3)]
-    assert deal([1, 100], 1) == [range(0, 2)]
+    assert contiguous_pieces([1] * 6, 3) == [range(0, 2), range(2, 4), range(4, 6)]
+    assert contiguous_pieces([10, 1, 1, 1, 1, 6], 2) == [range(0, 1), range(1, 6)]
+    assert contiguous_pieces([1, 1, 100], 3) == [range(0, 1), range(1, 2), range(2, 3)]
+    assert contiguous_pieces([100, 1, 1], 2) == [range(0, 1), range(1, 3)]
+    assert contiguous_pieces([1, 100], 1) == [range(0, 2)]
     weights = np.random.default_rng(0).integers(1, 50, 500).tolist()
-    pieces = deal(weights, 7)
+    pieces = contiguous_pieces(weights, 7)
     assert [i for piece in pieces for i in piece] == list(range(500))
     loads = [sum(weights[i] for i in piece) for piece in pieces]
     assert max(loads) - min(loads) <= 100

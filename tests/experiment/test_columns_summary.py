@@ -180,7 +180,8 @@ def test_a_comparison_fits_80_columns(found: dict[str, Any]) -> None:
     ):
         assert part in row
     assert (
-        "log-loss and calibration error: less is better" in text and "always answering the most frequent class" in text
+        "log-loss and calibration error: lower is better" in text
+        and "always predicting the most frequent class" in text
     )
     assert "proto-evfl - split" in text and "proto-evfl, each party alone: " in text
 

@@ -347,7 +347,7 @@ def test_of_other_data_nothing_is_known(file: Path, caplog: pytest.LogCaptureFix
     other = replace(dataset, y=dataset.y[::-1].copy(), name="sdigits")
     cfg = PretrainedConfig(file=str(file))
     for _ in range(2):
-        pretrained.prepare(cfg, other, shares.server[:5], "cpu")
+        pretrained.server_pretrained(cfg, other, shares.server[:5], "cpu")
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "trained on digits, whose content differs from this run's sdigits" in caplog.text
 
@@ -489,9 +489,9 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
     path = tmp_path / "wine.safetensors"
     train(a_training("mlp", "wine"), path, quietly)
     cfg = PretrainedConfig(file=str(path))
-    own = pretrained.prepare(cfg, dataset, shares.server, "cpu")
+    own = pretrained.server_pretrained(cfg, dataset, shares.server, "cpu")
     other = replace(dataset, y=dataset.y[::-1].copy(), shift=dataset.shift + 1, scale=dataset.scale * 2)
-    far = pretrained.prepare(cfg, other, shares.server, "cpu")
+    far = pretrained.server_pretrained(cfg, other, shares.server, "cpu")
     assert own is not None and far is not None
     raw = torch.from_numpy(dataset.x[:5])
     near_x, far_x = (pretraining.standardized(d, raw) for d in (dataset, other))

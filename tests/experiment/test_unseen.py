@@ -466,7 +466,7 @@ def test_without_own_rows_pages_name_the_global_test_set(page: str, tmp_path: Pa
     who = "two unseen clients" if share else "six clients"
     reached = f"{100 * first['mean']:.1f} % ± {100 * first['std']:.1f}"
     assert f"On the global test set of digits, {who} reached {reached}" in text
-    assert f"always answering the most frequent class gives {100 * summary['chance']:.1f} %" in text
+    assert f"always predicting the most frequent class gives {100 * summary['chance']:.1f} %" in text
 
 
 def test_one_client_is_named_in_the_singular() -> None:

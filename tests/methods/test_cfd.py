@@ -28,7 +28,7 @@ from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
 
 CFD, LOCAL = methods.find("cfd"), methods.find("local")
 BOTH = {"bits": 2, "bits_down": 3}
-DELTA = {**BOTH, "delta": True}
+DELTA = {**BOTH, "delta_coding": True}
 
 
 def toy(n: int = 4, client_contexts: list[ClientContext] | None = None, method: Any = CFD, **params: Any) -> Toy:
@@ -213,7 +213,7 @@ def volumes(run: Toy) -> tuple[int, int]:
 
 @pytest.mark.parametrize("bits", [{"bits": 1, "bits_down": 1}, BOTH], ids=["one bit", "more"])
 def test_delta_coding_changes_bytes_and_nothing_else(bits: dict[str, int]) -> None:
-    plain, delta = toy(**bits, tau=2).run(15), toy(**bits, tau=2, delta=True).run(15)
+    plain, delta = toy(**bits, tau=2).run(15), toy(**bits, tau=2, delta_coding=True).run(15)
     models = {k: v for k, v in delta.tensors().items() if "held" not in k and "told" not in k}
     assert equal({k: v for k, v in plain.tensors().items() if k in models}, models)
     assert all(d < 0.8 * p for d, p in zip(volumes(delta), volumes(plain), strict=True))
@@ -223,7 +223,9 @@ def test_delta_coding_changes_bytes_and_nothing_else(bits: dict[str, int]) -> No
 def test_delta_coding_stays_exact_where_messages_are_lost(fault: str) -> None:
     """Both sides' memories would differ for good if one side believed in a message that never came."""
     faults = Faults(**{fault: 0.25})
-    runs = [toy(**BOTH, faults=faults, tau=2, clients_per_round=3, delta=delta).run(9) for delta in (False, True)]
+    runs = [
+        toy(**BOTH, faults=faults, tau=2, clients_per_round=3, delta_coding=delta).run(9) for delta in (False, True)
+    ]
     assert runs[0].fed.failures
     assert [(f.round, f.party, f.kind) for f in runs[0].fed.failures] == [
         (f.round, f.party, f.kind) for f in runs[1].fed.failures
@@ -245,7 +247,7 @@ def test_both_sides_remember_the_same() -> None:
 
 
 def test_one_direction_alone_can_be_quantized() -> None:
-    up, down = toy(bits=1, delta=True).run(2), toy(bits_down=1, delta=True).run(2)
+    up, down = toy(bits=1, delta_coding=True).run(2), toy(bits_down=1, delta_coding=True).run(2)
     float_bytes = 4 * 8 * CLASSES * 4 * 2
     assert volumes(up)[1] == volumes(down)[0] == float_bytes
     assert volumes(up)[0] < float_bytes / 20 and volumes(down)[1] < float_bytes / 20
@@ -276,7 +278,7 @@ def test_bytes_are_exactly_those_of_the_labels(params: dict[str, Any], up: int, 
 
 
 def test_bits_that_fill_no_byte_are_rounded_up_once_a_message() -> None:
-    run = toy(bits=3, batch_size=5, delta=True).run(1)
+    run = toy(bits=3, batch_size=5, delta_coding=True).run(1)
     assert volumes(run)[0] == 4 * (1 + -(-5 * CLASSES * 3 // 8))  # all rows are new: their mask, and all of them
 
 
@@ -410,8 +412,8 @@ def test_without_any_labels_everybody_continues_alone() -> None:
 
 def test_the_paper_sends_one_bit_and_only_what_changed() -> None:
     paper, ours = CFD.configure("paper"), CFD.configure()
-    assert (paper.bits, paper.bits_down, paper.delta) == (1, None, True)
-    assert (ours.bits, ours.bits_down, ours.delta, ours.tau, ours.server_steps) == (None, None, False, 1, 1)
+    assert (paper.bits, paper.bits_down, paper.delta_coding) == (1, None, True)
+    assert (ours.bits, ours.bits_down, ours.delta_coding, ours.tau, ours.server_steps) == (None, None, False, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_the_paper_sends_one_bit_and_only_what_changed() -> None:
         ({"bits": 9}, "params.bits"),
         ({"bits": 1, "coding": "int8"}, 'set coding = "float32"'),
         ({"bits": 1, "bits_down": 1, "coding": "float16"}, 'set coding = "float32"'),
-        ({"delta": True}, "set params.bits or params.bits_down"),
+        ({"delta_coding": True}, "set params.bits or params.bits_down"),
         ({"server_steps": 0}, "params.server_steps"),
         ({"bit": 1}, "Did you mean 'bits'"),
     ],
@@ -433,7 +435,7 @@ def test_what_does_not_fit_is_refused(params: dict[str, Any], text: str) -> None
 
 def test_delta_coding_needs_each_row_once_in_a_batch() -> None:
     with pytest.raises(ConfigError, match=r"data\.public"):
-        toy(bits=1, delta=True, batch_size=65)
+        toy(bits=1, delta_coding=True, batch_size=65)
     assert volumes(toy(bits=1, batch_size=65).run(1))[0] == 4 * -(-65 * CLASSES // 8)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.errors import MethodError
 from fedloom.methods import find, steps
-from fedloom.methods.peer.cobo import flat, new_weight, similarity
+from fedloom.methods.peer.cobo import flat_gradient, new_weight, similarity
 from tests.methods.groups import accuracy, mates, planted, received, weights_of
 from tests.toy import Toy, equal
 
@@ -83,7 +83,7 @@ def test_a_round_is_the_formula_written_out(personal_head: bool) -> None:
     for i in range(3):
         for j in range(3):
             middle = {k: (before[i][k] + before[j][k]) / 2 for k in names}
-            sums[i, j] = flat(gradient(toy, i, {**before[i], **middle}, names)).double()
+            sums[i, j] = flat_gradient(gradient(toy, i, {**before[i], **middle}, names)).double()
     toy.run(1)
     for i in range(3):
         w = [0.0 if i == j else min(max(1 + gamma * float(sums[i, j] @ sums[j, i]), 0), 1) for j in range(3)]

@@ -113,7 +113,7 @@ def test_rewards_are_of_the_rows_held_out(monkeypatch: pytest.MonkeyPatch) -> No
     peer = Toy(DPFL, client_contexts=planted(0, m=3), **TRAINING).party(0)
     peer.update(t=0)
     peer.search(peer.give(t=0), {"1": peer.give(t=0)}, 1, 0)
-    held = held_out.split(peer)[1].numpy()
+    held = held_out.training_and_held_out(peer)[1].numpy()
     assert np.isclose(seen[0], (10 - row_losses(peer.params, peer.data)[held].mean()) / 10, atol=1e-6)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedloom import methods
 from fedloom.core.context import epoch_plan
 from fedloom.core.faults import Faults
-from fedloom.methods.peer.federico import WORST, draw, expectation
+from fedloom.methods.peer.federico import WORST, draw_neighbours, expectation
 from tests.methods.groups import accuracy, asked, mates, planted, received, row_losses, weights_of
 from tests.toy import Toy, common, contexts, equal, rows
 
@@ -56,7 +56,7 @@ def test_expectation_stands_hopeless_models_and_recovers() -> None:
 def test_draws_follow_the_shares_or_chance() -> None:
     shares, rng = {3: math.log(0.6), 5: math.log(0.3), 8: math.log(0.1)}, np.random.default_rng(0)
     for epsilon, p in ((0.0, (0.6, 0.3, 0.1)), (1.0, (1 / 3,) * 3), (0.5, (7 / 15, 19 / 60, 13 / 60))):
-        first = [draw(rng, shares, 1, epsilon)[0] for _ in range(4000)]
+        first = [draw_neighbours(rng, shares, 1, epsilon)[0] for _ in range(4000)]
         for j, expected in zip(shares, p, strict=True):
             assert abs(first.count(j) / 4000 - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000)
 
@@ -64,10 +64,10 @@ def test_draws_follow_the_shares_or_chance() -> None:
 def test_draws_are_different_and_at_most_all() -> None:
     rng, far = np.random.default_rng(0), {j: -1e4 * j for j in range(5)}
     for k in range(8):
-        found = draw(rng, far, k, 0.3)
+        found = draw_neighbours(rng, far, k, 0.3)
         assert len(set(found)) == len(found) == min(k, 5)
-    assert draw(rng, far, 3, 0.0) == [0, 1, 2]
-    assert draw(rng, {}, 3, 0.3) == []
+    assert draw_neighbours(rng, far, 3, 0.0) == [0, 1, 2]
+    assert draw_neighbours(rng, {}, 3, 0.3) == []
 
 
 # -- the mixture, by NumPy -----------------------------------------------------------------------------

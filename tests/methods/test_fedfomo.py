@@ -53,7 +53,7 @@ def test_a_model_at_no_distance_or_without_a_finite_loss_has_weight_0() -> None:
 def judged(peer: Any, body: dict[str, Tensor], head: dict[str, Tensor]) -> float:
     module = common().eval()
     module.load_state_dict({**body, **head})
-    held = held_out.split(peer)[1]
+    held = held_out.training_and_held_out(peer)[1]
     return F.cross_entropy(module(peer.data.x(held)), peer.data.y(held)).item()
 
 
@@ -101,17 +101,17 @@ def test_where_nothing_helps_the_weights_are_those_before_training() -> None:
 def test_a_share_of_the_rows_is_held_out_once_and_for_all(count: int, share: float, held: int) -> None:
     client_contexts = contexts(2, make=common, data=lambda i: rows(count, i))
     peer = Toy(FEDFOMO, client_contexts=client_contexts, validation=share).party(0)
-    train, kept = held_out.split(peer)
+    train, kept = held_out.training_and_held_out(peer)
     assert len(kept) == held
     assert sorted({*train.tolist(), *kept.tolist()}) == list(range(count))
     assert count == 1 or not {*train.tolist()} & {*kept.tolist()}
-    assert all(torch.equal(a, b) for a, b in zip(held_out.split(peer), (train, kept), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(held_out.training_and_held_out(peer), (train, kept), strict=True))
     Toy(FEDFOMO, client_contexts=client_contexts, validation=share, batch_size=4).run(1)
 
 
 def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
     client_contexts = contexts(2, make=common)
-    held = held_out.split(Toy(FEDFOMO, client_contexts=client_contexts).party(0))[1]
+    held = held_out.training_and_held_out(Toy(FEDFOMO, client_contexts=client_contexts).party(0))[1]
     other = client_contexts[0].rows.labels.clone()
     other[held] = (other[held] + 1) % 4
     poisoned = [replace(client_contexts[0], data=replace(client_contexts[0].rows, labels=other)), client_contexts[1]]
@@ -133,7 +133,7 @@ def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:
         assert all(n["no model lowered the loss"] == 0 for n in toy.engine.notes().values())
     fewer = []
     for i, context in enumerate(client_contexts):
-        kept = held_out.split(toy.party(i))[0]
+        kept = held_out.training_and_held_out(toy.party(i))[0]
         fewer.append(replace(context, data=replace(context.rows, index=context.rows.index[kept])))
     assert equal(toy.tensors(), Toy(ALONE, client_contexts=fewer, lr=0.02, **SMALL).run(3).tensors())
 

@@ -26,7 +26,7 @@ from fedloom.experiment.evaluate import PartiesMissing
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import execute
 from fedloom.methods.vertical import laser, steps
-from fedloom.methods.vertical.laser import draw_sets, present, set_weights
+from fedloom.methods.vertical.laser import draw_sets, present, subset_weights
 from tests.methods.columns import CLASSES, WIDTH, Columns, moved, same
 from tests.methods.test_split import joint_of, parties_of
 
@@ -70,7 +70,7 @@ def test_the_weights_of_a_row_sum_to_the_number_of_sets(m: int, total: int) -> N
 
 
 def test_weights_are_binomials_over_the_size() -> None:
-    found = set_weights(torch.tensor([0, 1, 3, 6]), 6)
+    found = subset_weights(torch.tensor([0, 1, 3, 6]), 6)
     for row, m in zip(found, (0, 1, 3, 6), strict=True):
         assert row.tolist() == pytest.approx([comb(m - 1, j) / (j + 1) if j < m else 0 for j in range(6)])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ModelError
 from fedloom.models import MODELS, Norm, build, check_name
-from fedloom.models.parts import groups
+from fedloom.models.parts import norm_groups
 from fedloom.models.resnet import BasicBlock, PreActivationBlock
 
 IMAGES = [name for name, spec in MODELS.items() if spec.inputs == ("image",)]
@@ -262,7 +262,7 @@ def test_convolutions_have_a_bias_only_without_norm() -> None:
 
 
 def test_groups() -> None:
-    found = {n: groups(n) for n in (1, 2, 6, 7, 8, 16, 64, 84, 120, 200)}
+    found = {n: norm_groups(n) for n in (1, 2, 6, 7, 8, 16, 64, 84, 120, 200)}
     assert found == {1: 1, 2: 1, 6: 3, 7: 1, 8: 4, 16: 8, 64: 8, 84: 7, 120: 8, 200: 8}
 
 

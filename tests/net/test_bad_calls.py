@@ -200,7 +200,7 @@ def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_pat
 
         async def both() -> list[Any]:
             opening = asyncio.ensure_future(host.answer("coordinator", "open", caller.opening(resume=True)))
-            while not host._waiting:  # until it is in the queue
+            while not host._queued:  # until it is in the queue
                 await asyncio.sleep(0)
             late_one = asyncio.ensure_future(host.answer("coordinator", "do", late))
             return await asyncio.gather(opening, late_one, return_exceptions=True)

@@ -437,7 +437,7 @@ def test_what_is_dropped_for_newer_runs_is_reported(hosts: Callable[..., RunRequ
 def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     node_run = ask.host._node_runs[RUN]
     with monkeypatch.context() as full:
-        full.setattr(ask.host, "_waiting", ask.config.queue)
+        full.setattr(ask.host, "_queued", ask.config.queue)
         assert ask.refused("close", which()).code == rpc_errors.BUSY
     assert ask.host._node_runs == {RUN: node_run} and not node_run.over
     ask("close", which())

@@ -141,7 +141,7 @@ def test_a_shard_for_which_there_was_no_room_can_be_asked_for_again(
     asked, shard = host(), step("shard", client().request(), shard=0)
     asked("match", begin())
     with monkeypatch.context() as full:
-        full.setattr(asked.host, "_waiting", asked.config.queue)
+        full.setattr(asked.host, "_queued", asked.config.queue)
         assert asked.refused("match", shard).code == rpc_errors.BUSY
     asked("match", shard)
     assert asked.refused("match", shard).code == rpc_errors.MALFORMED

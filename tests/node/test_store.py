@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.remote.node import process
-from fedloom.remote.node.store import UNPLACED, Store, StoredState, alone, prune
+from fedloom.remote.node.store import UNPLACED, Store, StoredState, lock_folder, prune
 from tests.node.hosts import node
 
 FACTS = {"caller": "hub", "start": 1, "party": 0, "addresses": {}, "config": "{}"}
@@ -189,14 +189,14 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
     config, over = node(tmp_path), threading.Event()
 
     def waited() -> bool:
-        with alone(config.state, wait=True):
+        with lock_folder(config.state, wait=True):
             return over.is_set()
 
     with ThreadPoolExecutor(1) as pool:
-        with alone(config.state):
+        with lock_folder(config.state):
             other = pool.submit(waited)
             with pytest.raises(ConfigError, match="another process uses"):
-                asyncio.run(asyncio.wait_for(process.run(config), 90))
+                asyncio.run(asyncio.wait_for(process.run_node(config), 90))
             assert not (config.state / "secret").exists()
             over.set()
         assert other.result(90)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from fedloom.protect.accountant import Releases, delta_of, epsilon, gaussian_delta, noise_for, together
+from fedloom.protect.accountant import Releases, composed_sigma, delta_of, epsilon, gaussian_delta, noise_for
 
 DELTA = 1e-5
 # σ, releases, rate, ε: PLDAccountant(ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4) of dp-accounting 0.6.0
@@ -77,8 +77,8 @@ def test_releases_of_different_kinds_add_up() -> None:
     assert epsilon(mixed[::-1], DELTA) == pytest.approx(epsilon(mixed, DELTA), rel=1e-6)
     assert epsilon(mixed, DELTA) > max(epsilon([one], DELTA) for one in mixed)
     whole = [Releases(10.0, 100), Releases(3.0)]
-    assert together(whole) == pytest.approx(1 / math.sqrt(1 + 1 / 9))
-    assert epsilon(whole, DELTA) == pytest.approx(epsilon([Releases(together(whole))], DELTA))
+    assert composed_sigma(whole) == pytest.approx(1 / math.sqrt(1 + 1 / 9))
+    assert epsilon(whole, DELTA) == pytest.approx(epsilon([Releases(composed_sigma(whole))], DELTA))
     assert epsilon([Releases(10.0, 100)], DELTA) == pytest.approx(4.37718, rel=1e-5)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.rng import stream
-from fedloom.protect.attacks import chance, completion, direct, known_rows, nearest, success, to_prototypes
+from fedloom.protect.attacks import chance, completion, direct, known_rows, nearest, nearest_prototype, success
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -56,7 +56,7 @@ def test_prototypes_tell_as_much_as_they_were_made_to() -> None:
     mu, _ = torch.linalg.qr(normal(8, classes))
     points = torch.where(torch.arange(n) < 150, labels, (labels + 1) % classes)
     embedded = mu.T[points] * torch.linspace(0.1, 9, n)[:, None]
-    guesses = to_prototypes(embedded, mu.T)
+    guesses = nearest_prototype(embedded, mu.T)
     nobody = torch.tensor([], dtype=torch.long)
     assert torch.equal(guesses, points) and success(guesses, labels, nobody) == 0.75
 
@@ -65,7 +65,7 @@ def test_a_class_without_a_prototype_is_never_guessed() -> None:
     """A cosine of 0 with nothing would be more than one below 0."""
     prototypes = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     embedded = torch.tensor([[-1.0, -2.0], [-2.0, -1.0], [3.0, 1.0]])
-    assert to_prototypes(embedded, prototypes).tolist() == [0, 2, 0]
+    assert nearest_prototype(embedded, prototypes).tolist() == [0, 2, 0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -102,7 +102,7 @@ def test_labels_that_have_nothing_to_do_with_rows_are_not_found() -> None:
     labels = torch.from_numpy(stream(3, "permuted").permutation(np.arange(n) % classes))
     known = known_rows(labels, 2, stream(0, "attack"))
     found = [nearest(x, known, labels[known]), completion(x, known, labels[known], classes)]
-    found += [to_prototypes(x, normal(classes, 20)), direct(x[:, :classes])]
+    found += [nearest_prototype(x, normal(classes, 20)), direct(x[:, :classes])]
     for guesses in found:
         assert success(guesses, labels, known) == pytest.approx(1 / classes, abs=4 * (0.16 / n) ** 0.5)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedloom.core import message
-from fedloom.core.engine import verdict
+from fedloom.core.engine import reply_problem
 from fedloom.core.errors import MessageError
 from fedloom.methods.distillation.steps import mean_of_others
 from fedloom.protect.coding import LARGEST, Coding, decode, encode, like
@@ -161,7 +161,7 @@ def test_what_is_not_finite_is_refused(bad: float, coding: Coding, k: int | None
     x[2, 3] = bad
     sent = encode(x, coding, k)
     lost = coding == "top-k" and k != 50 and bad == -torch.inf  # a place that never wins: it has no share
-    failure = verdict(sent, like(B, 10, coding, k))
+    failure = reply_problem(sent, like(B, 10, coding, k))
     assert lost or (failure is not None and failure.reason == "not finite")
 
 
@@ -169,10 +169,10 @@ def test_what_is_not_finite_is_refused(bad: float, coding: Coding, k: int | None
 def test_what_float16_cannot_hold_is_refused(coding: Coding, k: int | None) -> None:
     x = rows(10)
     x[2, 3] = 66_000.0
-    failure = verdict(encode(x, coding, k), like(B, 10, coding, k))
+    failure = reply_problem(encode(x, coding, k), like(B, 10, coding, k))
     assert failure is not None and failure.reason == "not finite"
     x[2, 3] = 65_504.0
-    assert verdict(encode(x, coding, k), like(B, 10, coding, k)) is None
+    assert reply_problem(encode(x, coding, k), like(B, 10, coding, k)) is None
 
 
 HUGE = torch.finfo(torch.float32).max
@@ -195,7 +195,7 @@ MEAN: list[tuple[Coding, int | None, Any]] = [
 
 @pytest.mark.parametrize(("coding", "k", "sent"), MEAN)
 def test_no_finite_message_makes_a_mean_infinite(coding: Coding, k: int | None, sent: Any) -> None:
-    assert verdict(sent, like(B, 10, coding, k)) is None  # it is a message, so it must be harmless
+    assert reply_problem(sent, like(B, 10, coding, k)) is None  # it is a message, so it must be harmless
     evil = decode(sent, coding, 10)
     assert evil.isfinite().all() and evil.abs().max() <= LARGEST
     for n in (2, 10, 1000):

@@ -160,7 +160,7 @@ def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
     assert "Three parties with different columns of the same rows, one of which holds the labels" in text
     assert "reached an accuracy of 75.0 % on 16 test rows of wine with two classes (balanced" in text
     assert "accuracy 50.0 %, AUC 0.875, log-loss" in text
-    assert "0.250) after 10 iterations; always answering the most frequent class gives 62.5 %." in text
+    assert "0.250) after 10 iterations; always predicting the most frequent class gives 62.5 %." in text
     # The classes' frequencies are 3/4 and 1/4: their entropy is 0.562. √(3/4 · 1/4 / 16) = 10.8 %.
     assert "class frequencies give 0.562" in text and "standard error 10.8" in text
     assert "chance gives 50.0 %" in text and "chance gives 0.5" in text
@@ -345,7 +345,7 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
     # The differences to split are 0 and 0.125: of the log-loss 0 and -0.125.
     assert "Over two seeds, proto-evfl is on average 6.2 points above split, but the 95 % interval" in text
     assert (
-        "Log-loss of the first minus the other, on the same data and seed; less is better" in text
+        "Log-loss of the first minus the other, on the same data and seed; lower is better" in text
         and results.ONE_SEED not in text
     )
     assert "−0.062" in text and "+0.062" in text and "1/2" in text and "2/2" in text

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedloom import report
 from fedloom.core.errors import DataError
-from fedloom.experiment.compare import networks, summarize
+from fedloom.experiment.compare import network_means, summarize
 from fedloom.experiment.result import RunSummary
 from fedloom.experiment.run import RunResult
 from fedloom.report.terminal import show_comparison
@@ -40,7 +40,7 @@ def gains(
     runs: Sequence[dict[str, Any]], metric: str, baseline: Sequence[dict[str, Any]] = ()
 ) -> dict[str, dict[str, Any]]:
     group, against = ([RunSummary(**run) for run in some] for some in (runs, baseline))
-    return {name: found.model_dump() for name, found in networks(group, metric, against).items()}
+    return {name: found.model_dump() for name, found in network_means(group, metric, against).items()}
 
 
 def test_the_mean_over_the_clients_of_each_kind(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
     text = checked(page).text
     assert 'title="1,234 messages"' in page and "batched engine, one worker, cpu" in text
     assert "Three clients reached 75.0 % ± 10.2 (s.d. over clients) on digits after 10 iterations;" in text
-    assert "always answering the most frequent class gives 51.2 %." in text
+    assert "always predicting the most frequent class gives 51.2 %." in text
     for number in ("37.5 %", "43.2 %", "2.00 MB", "4.00 MB", "75.0 s", "80.0 %", "87.5", "62.5"):
         assert number in text, number
     assert "client → server" in text and "float32[4,2]" in text

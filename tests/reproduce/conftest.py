@@ -21,7 +21,7 @@ system = "afind"
 place = "Table I"
 about = "One | number is a slip."
 across = "α"
-pictures = ["curves", "bytes", "columns", "bars", "holdings", "choices"]
+pictures = ["curves", "bytes", "columns", "bars", "partition", "mixing"]
 [[rows]]
 name = "AFIND+ | <i>"
 run = { method = "afind", params = { epochs = 1 } }

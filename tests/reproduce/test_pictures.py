@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedloom.report.read import read_run
-from fedloom.reproduce.figures import PlotSection, pictures, row_look
+from fedloom.reproduce.figures import PlotSection, pictures, row_style
 from fedloom.reproduce.results import TableResults
 from fedloom.reproduce.spec import parsed
 from tests.reproduce.conftest import TEXT, Made
@@ -81,14 +81,14 @@ def test_columns_stand_by_their_values(drawn: tuple[TableResults, dict[str, Plot
 def test_holdings_are_those_of_the_first_seed(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, every = drawn
     held = json.loads((found.places["Local", "α = 0.1"].attempts[0].folder / "partition.json").read_text())
-    counts = [line["rows"] for line in lines(every["holdings"]) if line["column"] == "α = 0.1"]
+    counts = [line["rows"] for line in lines(every["partition"]) if line["column"] == "α = 0.1"]
     assert counts == np.ravel(held["counts"]).tolist()
 
 
 def test_choices_are_the_weights_of_the_first_seed(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, every = drawn
     weights: dict[tuple[str, int, str], float] = defaultdict(float)
-    for line in lines(every["choices"]):
+    for line in lines(every["mixing"]):
         assert (line["row"], line["seed"]) == (A, 0)
         weights[line["column"], line["round"], line["party"]] += line["weight"]
     run = read_run(found.places[A, "α = 5"].attempts[0].folder)
@@ -98,7 +98,7 @@ def test_choices_are_the_weights_of_the_first_seed(drawn: tuple[TableResults, di
 
 def test_a_row_looks_the_same_everywhere(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, _ = drawn
-    looks = [row_look(found, row) for row in found.rows]
+    looks = [row_style(found, row) for row in found.rows]
     assert len({look.color for look in looks}) == len({look.shape for look in looks}) == 3
 
 
@@ -109,7 +109,9 @@ def test_without_runs_there_is_no_picture(made: Made) -> None:
 
 
 def test_bytes_as_the_metric_are_drawn_as_bytes_and_learn_as_accuracy(made: Made) -> None:
-    other = parsed(TEXT.replace('across = "α"', 'across = "α"\nmetric = "bytes"\nunit = "MB"\nbetter = "less"'), "mine")
+    other = parsed(
+        TEXT.replace('across = "α"', 'across = "α"\nmetric = "bytes"\nunit = "MB"\nbetter = "lower"'), "mine"
+    )
     found = replace(made.found(), reproduction=other)
     every = {picture.name: picture for picture in pictures(found)}
     assert lines(every["curves"])[0]["unit"] == "%"

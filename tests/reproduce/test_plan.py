@@ -17,7 +17,7 @@ from fedloom.experiment.overrides import override
 from fedloom.experiment.pool import digest
 from fedloom.reproduce import plan as planning
 from fedloom.reproduce.plan import absent, fetch, plan, reproductions, run_plan, unlisted
-from fedloom.reproduce.selection import flat
+from fedloom.reproduce.selection import dotted_settings
 from fedloom.reproduce.spec import Reproduction, canonical, parsed
 from tests.reproduce.tiny import TINY
 
@@ -75,10 +75,14 @@ def test_the_command_is_the_one_to_repeat(two: Mapping[str, Reproduction], tmp_p
             override(again, text)
     assert again == change
     assert one.asked.command("fedal-table-6", "paper").startswith("fedloom reproduce fedal-table-6 --scale paper")
-    assert [*flat({"a": {"b": "1", "c": True, "d": [{"e": "x y"}]}})] == ['a.b="1"', "a.c=true", 'a.d=[{ e = "x y" }]']
+    assert [*dotted_settings({"a": {"b": "1", "c": True, "d": [{"e": "x y"}]}})] == [
+        'a.b="1"',
+        "a.c=true",
+        'a.d=[{ e = "x y" }]',
+    ]
     odd: dict[str, Any] = {"a": math.inf, "b": [-math.inf, 1e-7], "c": "inf"}
     typed_again: dict[str, Any] = {}
-    for text in flat({**odd, "nan": math.nan}):
+    for text in dotted_settings({**odd, "nan": math.nan}):
         override(typed_again, text)
     assert math.isnan(typed_again.pop("nan")) and typed_again == odd
 

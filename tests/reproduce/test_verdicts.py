@@ -15,7 +15,7 @@ from fedloom.reproduce.verdicts import (
     Decision,
     conjunction,
     corrected,
-    decide,
+    decide_claim,
     holm,
     interval,
     look,
@@ -61,15 +61,15 @@ FAR = [1.0, 2.0, 3.0]
     ],
 )
 def test_the_rule(differences: Sequence[float], rule: Any, settings: Any, verdict: str, why: str) -> None:
-    found = decide(differences, rule, planned=3, **settings)
+    found = decide_claim(differences, rule, planned=3, **settings)
     assert (found.verdict, found.why) == (verdict, why)
 
 
 def test_the_first_look_is_a_student_interval() -> None:
-    found = decide(NEAR, "more", planned=3)
+    found = decide_claim(NEAR, "more", planned=3)
     half = float(t.ppf(1 - FIRST / 2, 2)) * 0.1 / math.sqrt(3)
     assert found.ends == pytest.approx((2 - half, 2 + half))
-    assert decide([-d for d in NEAR], "less", planned=3).ends == pytest.approx((-2 - half, -2 + half))
+    assert decide_claim([-d for d in NEAR], "less", planned=3).ends == pytest.approx((-2 - half, -2 + half))
     assert interval([1.0], 0.04) is None and "Student's t" in RULE
 
 
@@ -95,8 +95,8 @@ def test_the_intervals_of_all_looks_cover_the_mean_together() -> None:
 
 def test_seeds_between_two_looks_wait() -> None:
     values = [2.0, 2.1, 1.9, 2.0, 2.05, -50.0, -50.0]
-    assert decide(values, "more", planned=5).seeds == 5
-    assert decide(values, "more", planned=5).ends == decide(values[:5], "more", planned=5).ends
+    assert decide_claim(values, "more", planned=5).seeds == 5
+    assert decide_claim(values, "more", planned=5).ends == decide_claim(values[:5], "more", planned=5).ends
 
 
 def test_power_is_that_of_repeated_experiments() -> None:
@@ -107,7 +107,7 @@ def test_power_is_that_of_repeated_experiments() -> None:
 
 
 def test_an_undecided_claim_says_how_many_seeds_would_decide() -> None:
-    found = decide([-3.0, 5.0, 1.0, 4.0, -2.0], "more", planned=5, printed=3.0)
+    found = decide_claim([-3.0, 5.0, 1.0, 4.0, -2.0], "more", planned=5, printed=3.0)
     sd = float(np.std([-3.0, 5.0, 1.0, 4.0, -2.0], ddof=1))
     assert found.verdict == "undecided" and found.needed == seeds_needed(5, 3.0, sd, after=5) == 40
     assert found.why == "too wide; 40 seeds would decide"
@@ -117,7 +117,7 @@ def test_an_undecided_claim_says_how_many_seeds_would_decide() -> None:
 
 def test_a_printed_effect_on_the_other_side_is_no_goal() -> None:
     """The paper's own numbers contradict its claim: only the direction counts."""
-    assert decide(NEAR, "more", planned=3, printed=-1.0).verdict == "reproduced"
+    assert decide_claim(NEAR, "more", planned=3, printed=-1.0).verdict == "reproduced"
 
 
 def test_holm_steps_down_and_stops() -> None:
@@ -127,7 +127,7 @@ def test_holm_steps_down_and_stops() -> None:
 
 
 def test_what_holm_does_not_reject_is_undecided() -> None:
-    alone = decide([1.0, 2.0, 3.0, 2.0, 1.5], "more", planned=5, printed=2.0)
+    alone = decide_claim([1.0, 2.0, 3.0, 2.0, 1.5], "more", planned=5, printed=2.0)
     assert alone.verdict == "reproduced" and 0.001 < alone.p < 0.05
     kept, lost = corrected(alone, True, 3), corrected(alone, False, 3)
     assert kept is alone and (lost.verdict, lost.mean, lost.ends) == ("undecided", alone.mean, alone.ends)

@@ -181,7 +181,7 @@ def test_what_the_docs_show_is_valid(tmp_path: Path) -> None:
 
 
 def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
-    sweep = asked(GRID, "sweep.better=less", "data.clients=3", seeds=[4, 5])
+    sweep = asked(GRID, "sweep.better=lower", "data.clients=3", seeds=[4, 5])
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
     assert not asked(GRID).config.less
     assert asked(GRID, "sweep.metric=bytes up").config.unit.name == "MB"
@@ -405,9 +405,9 @@ def test_how_a_command_ends(states: list[tuple[Any, str]], words: str, status: i
 @pytest.mark.parametrize(
     ("better", "values", "best"),
     [
-        ("more", {0: 2.0, 1: math.inf, 2: 2.0, 3: 1.0}, 0),
-        ("less", {0: 2.0, 1: math.nan, 2: -math.inf, 3: 1.0}, 3),
-        ("less", {0: 1.0, 1: 2.0, 2: 1.0, 3: 3.0}, 0),
+        ("higher", {0: 2.0, 1: math.inf, 2: 2.0, 3: 1.0}, 0),
+        ("lower", {0: 2.0, 1: math.nan, 2: -math.inf, 3: 1.0}, 3),
+        ("lower", {0: 1.0, 1: 2.0, 2: 1.0, 3: 3.0}, 0),
     ],
 )
 def test_the_files_own_setting_competes_and_what_is_not_finite_never_wins(

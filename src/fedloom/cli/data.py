@@ -171,9 +171,9 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     """Print what a file is understood to hold."""
     import tomli_w
 
-    from fedloom.data.own import look
+    from fedloom.data.own import interpret
 
-    found, images = look(name, options)
+    found, images = interpret(name, options)
     settings = {"data": {"name": name, **found.settings()}}
     kinds = {kind: [column for column, own in found.kinds.items() if own == kind] for kind in found.kinds.values()}
     if as_json:

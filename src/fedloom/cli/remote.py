@@ -114,7 +114,7 @@ def node(
             soft_wrap=True,
         )
 
-    asyncio.run(process.run(cfg, ready, _end_soon))
+    asyncio.run(process.run_node(cfg, ready, _end_soon))
 
 
 def _end_soon() -> None:

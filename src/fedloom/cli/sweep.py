@@ -81,7 +81,7 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     """Print the varied settings, the number of runs and their estimated time."""
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import cost, describe
-    from fedloom.reproduce.sweep.config import Range, shown
+    from fedloom.reproduce.sweep.config import Range, value_text
     from fedloom.reproduce.sweep.run import planned, run_sweep
 
     config = sweep.config
@@ -90,9 +90,9 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
         for key, values in over.items():
             if isinstance(values, Range):
                 kind = "integers " * values.int + "on a logarithmic scale" * values.log
-                text = f"{shown(values.low)} to {shown(values.high)} {kind}".strip()
+                text = f"{value_text(values.low)} to {value_text(values.high)} {kind}".strip()
             else:
-                text = ", ".join(map(shown, values))
+                text = ", ".join(map(value_text, values))
             table.add_row(escape(key), escape(text), style="dim" if number % 2 else None)
     out.print(table)
     trials = " + ".join(str(config.trials_of(over)) for over in config.over)
@@ -102,7 +102,7 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
         f"seed{'s' * (len(config.seeds) > 1)}{confirm}: {planned(sweep)} runs at most, in {folder}",
         soft_wrap=True,
     )
-    out.print(f"judged by {escape(config.metric)}: {'less' if config.less else 'more'} is better")
+    out.print(f"ranked by {escape(config.metric)}: {'lower' if config.less else 'higher'} is better")
     # stopped before it starts: counts the finished runs of this sweep, whatever else the folder holds
     finished = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
     if finished is not None and not finished.stopped:
@@ -118,13 +118,13 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
 
 
 def _show(found: "SweepResults", page: Path) -> None:
-    from fedloom.reproduce.sweep.config import shown
+    from fedloom.reproduce.sweep.config import value_text
     from fedloom.reproduce.sweep.page import lead, warning, worth
 
     config = found.sweep.config
     table = plain_table("", *map(escape, config.keys), numbers=(escape(config.metric),))
     for trial in found.ranked[:BEST]:
-        settings = [shown(trial.setting[key]) if key in trial.setting else "" for key in config.keys]
+        settings = [value_text(trial.setting[key]) if key in trial.setting else "" for key in config.keys]
         table.add_row(trial.name, *map(escape, settings), worth(found, trial))
     if found.ranked:
         if all(trial.folders != found.own.folders for trial in found.ranked[:BEST]):

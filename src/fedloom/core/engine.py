@@ -251,7 +251,7 @@ class Engine(AbstractContextManager["Engine"]):
         """The sum of the tasks' replies. Parties of one process have one owner, so nothing is masked."""
         total, failures = None, list[Failure | None]()
         for reply in self._call(tasks):
-            failure = verdict(reply, expect)
+            failure = reply_problem(reply, expect)
             if failure is None:
                 assert not isinstance(reply, Failure)
                 try:
@@ -324,7 +324,7 @@ class Engine(AbstractContextManager["Engine"]):
         return Task(party, method, shared, each, fault, seed, call[0])
 
 
-def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:
+def run_task(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:
     """Run one task with its resolved `arguments`; the party's reply, or a failure, which leaves its state unchanged.
     `keep` copies the network's memory before its first change."""
     if task.fault == "dropout":
@@ -370,7 +370,7 @@ def disturbed(reply: Tree, fault: str | None) -> Tree | Failure:
     return reply if fault is None else spoil(reply, fault)  # type: ignore[return-value]
 
 
-def verdict(reply: object, expect: Template) -> Failure | None:
+def reply_problem(reply: object, expect: Template) -> Failure | None:
     """The reason why a reply cannot be used, or None. The reason holds no value and no text of the party."""
     if isinstance(reply, Failure):
         return reply
@@ -388,7 +388,7 @@ def verdict(reply: object, expect: Template) -> Failure | None:
 
 def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
     """A reference with the key `held` to this reply, or to its failure."""
-    failure = verdict(reply, expect)
+    failure = reply_problem(reply, expect)
     if failure is not None:
         return ReplyRef(None, failure=failure)
     return ReplyRef(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]

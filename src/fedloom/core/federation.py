@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core import message
-from fedloom.core.engine import Engine, Failure, verdict
+from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.fixed_point import LEAST, decoded, size, threshold
@@ -147,7 +147,7 @@ class Federation:
             raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
         valid: dict[int, Any] = {}
         for i, reply in zip(ids, replies, strict=True):
-            failure = verdict(reply, expect if expects is None else expects[i])
+            failure = reply_problem(reply, expect if expects is None else expects[i])
             if failure is None and check is not None:
                 try:
                     check(i, reply)

@@ -21,6 +21,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "params.bank_momentum": "params.crd_momentum",
     "params.centred": "params.centered",
     "params.corrupt": "params.corruption_rate",
+    "params.delta": "params.delta_coding",
     "params.crd_width": "params.crd_dim",
     "params.embed_decay": "params.crd_weight_decay",
     "params.embed_lr": "params.crd_lr",

@@ -21,7 +21,7 @@ from fedloom.data.dataset import Dataset
 _VERSION = 2
 
 
-def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
+def from_cache(key: str, build: Callable[[], Dataset]) -> Dataset:
     """The data set cached under a key, or else a newly built one, which is then cached.
 
     A damaged entry is rebuilt, and a read-only cache folder is not an error.

@@ -103,7 +103,7 @@ def table_endings(path: Path) -> set[str]:
     return {file.suffix for file in files} & {".csv", ".parquet"}
 
 
-def open_hub(
+def open_from_hub(
     repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
 ) -> tuple[str, Callable[[], Dataset | RawTable]]:
     """A data set of the hub, or of the cache of `datasets`: its cache key, and a function that decodes it.

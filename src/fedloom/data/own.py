@@ -70,7 +70,7 @@ def read_own(source: Source, options: DataOptions, name: str | None = None) -> t
     Raises:
         DataError: as `read_data`.
     """
-    found, images = look(source, options, name)
+    found, images = interpret(source, options, name)
     return encoded(found, images), found
 
 
@@ -89,7 +89,7 @@ def encoded(found: Understanding, images: np.ndarray | None) -> Dataset:
     )  # fmt: skip
 
 
-def look(
+def interpret(
     source: Source, options: DataOptions, name: str | None = None, ordered: SplitColumns = UNORDERED
 ) -> tuple[Understanding, np.ndarray | None]:
     """What a source is understood to be, and its images (n, C, H, W), if it has any; a table is not encoded.

@@ -12,12 +12,12 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.core.objects import find, is_object
-from fedloom.data.cache import files_key, key_of, remember
+from fedloom.data.cache import files_key, from_cache, key_of
 from fedloom.data.dataset import Dataset, Kind, image_dataset
 from fedloom.data.encoder import encode_table
-from fedloom.data.hub import Hints, open_hub, read_files
+from fedloom.data.hub import Hints, open_from_hub, read_files
 from fedloom.data.options import GUESS, DataOptions
-from fedloom.data.own import look, read_own
+from fedloom.data.own import interpret, read_own
 from fedloom.data.tables import RawTable
 
 ROOT_VARIABLE = "FEDLOOM_DATA"
@@ -127,11 +127,11 @@ def load(name: str, *, root: Path | None = None, options: DataOptions = GUESS) -
     if is_path(name):
         check_name(name)
         path = Path(name).expanduser()
-        return remember(files_key(path, "own", repr(options)), lambda: read_own(path, options)[0])
+        return from_cache(files_key(path, "own", repr(options)), lambda: read_own(path, options)[0])
     if options != GUESS:
         raise DataError(f"{name!r} is a registered data set, whose columns are known: leave out {options.given()}.")
     key, read = _reader(name, root)
-    return remember(key, lambda: _encoded(read())) if key else _encoded(read())
+    return from_cache(key, lambda: _encoded(read())) if key else _encoded(read())
 
 
 def _encoded(data: Dataset | RawTable) -> Dataset:
@@ -151,7 +151,7 @@ def load_raw(name: str, *, root: Path | None = None, options: DataOptions = GUES
     """
     if is_path(name):
         check_name(name)
-        found, images = look(name, options)
+        found, images = interpret(name, options)
         return found.table if images is None else load(name, root=root, options=options)
     if is_object(name) and isinstance(data := find(name, DataError), Dataset) and data.x.ndim == 2:
         columns = {column: data.x[:, k] for k, column in enumerate(data.columns)}
@@ -173,7 +173,7 @@ def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | R
     root = root or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
     folder, hints, config = root and root.expanduser() / source.hub, source.hints, source.config
     if folder is None or not folder.is_dir():
-        return open_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
+        return open_from_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
     key = files_key(folder, name, config, repr(hints))
     return key, lambda: read_files(folder, name=name, hints=hints, config=config)
 

@@ -131,7 +131,7 @@ def blank(x: np.ndarray, present: np.ndarray | None) -> np.ndarray:
     return found
 
 
-def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
+def encode_new_rows(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
     """Encode new rows like `PartyView.x`.
 
     Args:

@@ -24,7 +24,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.problems import problems
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
-from fedloom.deploy.rows import RawRows, column_values, encode_images, read_rows
+from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
 from fedloom.experiment.checkpoint import write_atomically
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
@@ -237,7 +237,7 @@ class DeployedModel:
         missing = [rule.name for rule in rules if rule.name not in data.keys()]  # noqa: SIM118 - or a data frame
         if missing:
             raise DataError(f"The rows must have the columns of this model, but {missing[0]!r} is missing.")
-        parts = [rule.encode(column_values(rule, np.asarray(data[rule.name]))) for rule in rules]
+        parts = [rule.encode(raw_column(rule, np.asarray(data[rule.name]))) for rule in rules]
         if len({len(part) for part in parts}) > 1:
             raise DataError("All columns must have the same number of rows.")
         return np.concatenate(parts, axis=1)

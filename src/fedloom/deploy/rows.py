@@ -14,7 +14,7 @@ from fedloom.data.encoder import ColumnEncoder, OneHot, TableEncoder
 from fedloom.data.images import decode_images, grid_cells
 from fedloom.data.manifest import read_views
 from fedloom.data.tables import read_csv, text_values
-from fedloom.data.vertical import prepare
+from fedloom.data.vertical import encode_new_rows
 from fedloom.deploy.folder import InputSpec
 
 RawRows: TypeAlias = Mapping[str, Any] | np.ndarray | Sequence[Any] | str | os.PathLike[str]
@@ -91,7 +91,7 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     elif isinstance(data, Mapping):
         rules = TableEncoder.from_dict(inputs.recipe).columns
         _check_complete([rule.name for rule in rules], data, "The rows")
-        x = prepare(inputs.recipe, {rule.name: column_values(rule, np.asarray(data[rule.name])) for rule in rules})
+        x = encode_new_rows(inputs.recipe, {rule.name: raw_column(rule, np.asarray(data[rule.name])) for rule in rules})
     else:
         kind = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else f"a {type(data).__name__}"
         raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {kind}.")
@@ -100,7 +100,7 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     return x
 
 
-def column_values(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
+def raw_column(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
     """(n,) numbers, or text and None, from a column of a data frame or a list."""
     if values.ndim != 1:
         raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
@@ -131,17 +131,19 @@ def encode_images(recipe: Mapping[str, Any], shape: tuple[int, ...], rows: np.nd
     """(n, *shape) uint8 of whole images, of images as the party holds them, or of files."""
     if isinstance(rows, np.ndarray):
         encoded = rows.dtype == np.uint8 and rows.shape[1:] == shape != tuple(recipe["shape"])
-        return np.require(rows, requirements=("C", "W")) if encoded else prepare(recipe, rows)  # a file is read-only
+        if not encoded:
+            return encode_new_rows(recipe, rows)
+        return np.require(rows, requirements=("C", "W"))  # a file is read-only
     if not rows:
         raise DataError("At least one row is needed, but there is none.")
     if recipe["kind"] == "pictures":
         views = list(recipe["views"])
         if not all(isinstance(files, Mapping) for files in rows):
             raise DataError(f"Each row must be view -> file, with the views {views}.")
-        return prepare(recipe, read_views(recipe, [{v: Path(f) for v, f in files.items()} for files in rows]))
+        return encode_new_rows(recipe, read_views(recipe, [{v: Path(f) for v, f in files.items()} for files in rows]))
     if not all(isinstance(file, str | os.PathLike) for file in rows):
         raise DataError("Images must be a uint8 array (n, C, H, W) or a list of files.")
-    return prepare(recipe, decode_images([Path(file) for file in rows], channels=int(recipe["shape"][0])))
+    return encode_new_rows(recipe, decode_images([Path(file) for file in rows], channels=int(recipe["shape"][0])))
 
 
 def _check_complete(needed: Sequence[str], columns: Mapping[str, Any], what: str) -> None:

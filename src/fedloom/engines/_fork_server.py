@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NoReturn, TypeAlias
 
 from fedloom.core.errors import ConfigError
-from fedloom.engines._shared_buffer import exactly
+from fedloom.engines._shared_buffer import receive_exactly
 
 Work: TypeAlias = Callable[[int, socket.socket], None]
 """The main function of a worker, called with its number and its socket."""
@@ -57,7 +57,7 @@ class ForkServer:
         try:
             with theirs:
                 socket.send_fds(self._control, [_REQUEST.pack(number, dead)], [theirs.fileno()])
-            answer = exactly(self._control, _ANSWER.size)
+            answer = receive_exactly(self._control, _ANSWER.size)
             if answer is None:
                 raise ConnectionError("the fork server has ended")
         except BaseException:

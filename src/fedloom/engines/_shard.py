@@ -10,7 +10,7 @@ import torch
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.context import PublicSet, Rows
-from fedloom.core.engine import Failure, ReplyRef, Task, arguments, names, reply_ref, run
+from fedloom.core.engine import Failure, ReplyRef, Task, arguments, names, reply_ref, run_task
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
@@ -87,7 +87,7 @@ class Shard:
                 whole, lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held]
             )
             with swapped_in(self._arena, party):
-                reply = run(party, whole, resolved)
+                reply = run_task(party, whole, resolved)
             replies.append(self._keep(keys[n], reply, expect) if keys else _sent(reply))
             notes.setdefault(task.party, {}).update(party.take_notes())
         if not keys:

@@ -88,15 +88,15 @@ def send(to: socket.socket, facts: Mapping[str, Any], *parts: bytes) -> None:
 
 def receive(sender: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
     """The next frame; None if its sender ended before it was whole."""
-    lengths = exactly(sender, _LENGTHS.size)
+    lengths = receive_exactly(sender, _LENGTHS.size)
     if lengths is None:
         return None
     facts, length = _LENGTHS.unpack(lengths)
-    text, body = exactly(sender, facts), exactly(sender, length)
+    text, body = receive_exactly(sender, facts), receive_exactly(sender, length)
     return None if text is None or body is None else (json.loads(bytes(text)), body)
 
 
-def exactly(sender: socket.socket, length: int) -> memoryview | None:
+def receive_exactly(sender: socket.socket, length: int) -> memoryview | None:
     """Exactly `length` bytes, or None if the sender ended before."""
     data, received = memoryview(bytearray(length)), 0
     while received < length:

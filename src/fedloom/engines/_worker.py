@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedloom.core import message
-from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run
+from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run_task
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.party import Party
 from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, receive, send, unspell
@@ -84,7 +84,7 @@ class _Worker:
             each |= {name: _refs(held) for name, held in refs.items()}
         task = Task(party.context.id, head["method"], head["shared"], each, order["fault"], order["seed"])
         try:
-            reply = run(party, task, arguments(task, lambda ref: self._read(*ref.held)))
+            reply = run_task(party, task, arguments(task, lambda ref: self._read(*ref.held)))
         except MethodError as error:
             facts["wrong"] = str(error)
             return b""

@@ -31,10 +31,10 @@ class Queue:
         groups: dict[int, deque[int]] = {}
         for number, party in enumerate(parties):
             groups.setdefault(party, deque()).append(number)
-        self._waiting: list[deque[deque[int]]] = [deque() for _ in range(workers)]
+        self._queues: list[deque[deque[int]]] = [deque() for _ in range(workers)]
         self._begun: list[deque[int]] = [deque() for _ in range(workers)]
         for party, group in groups.items():
-            (self._waiting[last[party]] if party in last else min(self._waiting, key=len)).append(group)
+            (self._queues[last[party]] if party in last else min(self._queues, key=len)).append(group)
         self.left = len(parties)
 
     def take(self, worker: int, *, ahead: bool = False) -> int | None:
@@ -42,7 +42,7 @@ class Queue:
         if ahead and self._begun[worker]:
             return None
         if not self._begun[worker]:
-            own, most = self._waiting[worker], max(self._waiting, key=len)
+            own, most = self._queues[worker], max(self._queues, key=len)
             if not most:
                 return None
             self._begun[worker] = own.popleft() if own else most.pop()

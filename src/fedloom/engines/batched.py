@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Failure, Task, arguments, disturbed, run
+from fedloom.core.engine import Account, Failure, Task, arguments, disturbed, run_task
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Tree
@@ -130,7 +130,7 @@ class Batcher:
                 replies.update(self._run_batch(batch, calls))
             for n in wave:
                 if n not in replies:
-                    replies[n] = run(self._parties[tasks[n].party], tasks[n], calls.opened[n])
+                    replies[n] = run_task(self._parties[tasks[n].party], tasks[n], calls.opened[n])
         return [replies[n] for n in range(len(tasks))]
 
     # -- grouping ----------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Batcher:
         """Run a batch that failed in turn. If that succeeds, such calls are not batched again."""
         tasks = [calls.tasks[n] for n in batch]
         replies = {
-            n: run(self._parties[task.party], task, calls.opened[n]) for n, task in zip(batch, tasks, strict=True)
+            n: run_task(self._parties[task.party], task, calls.opened[n]) for n, task in zip(batch, tasks, strict=True)
         }
         if not any(isinstance(reply, Failure) and reply.trace for reply in replies.values()):
             why = str(error) if isinstance(error, NotBatchable) else f"{type(error).__name__}: {error}"

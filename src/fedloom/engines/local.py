@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run
+from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run_task
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
@@ -50,7 +50,7 @@ class LocalEngine(Engine):
     def _run(self, task: Task) -> Tree | Failure:
         party = self._parties[task.party]
         with swapped_in(self._arena, party):
-            return run(party, task, arguments(task))
+            return run_task(party, task, arguments(task))
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views, not copies."""
@@ -95,7 +95,7 @@ class IsolatedEngine(LocalEngine):
         new.load(_through_wire(old.state()))  # type: ignore[arg-type]
         new._notes.update(old._notes)
         self._parties[task.party] = new
-        reply = run(new, task, _through_wire(arguments(task)))  # type: ignore[arg-type]
+        reply = run_task(new, task, _through_wire(arguments(task)))  # type: ignore[arg-type]
         if isinstance(reply, Failure):
             return reply
         try:

@@ -208,7 +208,7 @@ class RayEngine(Engine):
 
     def _place(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
         """Build parties on workers, in contiguous pieces of about equally many rows; the parties' names."""
-        pieces = deal([self._bundler.rows(i) for i in parties], len(workers))
+        pieces = contiguous_pieces([self._bundler.rows(i) for i in parties], len(workers))
         assigned = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
         place = (self._device, self._memory)
         with self._bundler.by_value():
@@ -222,7 +222,7 @@ class RayEngine(Engine):
         return every
 
 
-def deal(weights: Sequence[int], workers: int) -> list[range]:
+def contiguous_pieces(weights: Sequence[int], workers: int) -> list[range]:
     """Contiguous pieces of about equal weight; none is empty unless there are fewer parties than workers."""
     pieces, end, left = [], 0, sum(weights)
     for remaining in range(workers, 0, -1):

@@ -14,7 +14,7 @@ from fedloom.core.errors import CheckpointError, FedloomError
 from fedloom.core.paths import locked
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import Backend
-from fedloom.experiment.lockstep import together
+from fedloom.experiment.lockstep import run_in_lockstep
 from fedloom.experiment.run import RunResult, Stopped
 from fedloom.experiment.run_digest import is_finished
 
@@ -59,7 +59,7 @@ def do_all(orders: Sequence[tuple[str, str]], flag: str, execute: Callable[..., 
         return [do(*orders[0], flag, execute)]
     started = perf_counter()
     first = RunConfig.model_validate_json(orders[0][0])
-    ended = together(
+    ended = run_in_lockstep(
         first.engine,
         [partial(_do_with, text, folder, flag, execute) for text, folder in orders],
     )

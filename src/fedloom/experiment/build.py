@@ -8,7 +8,7 @@ from fedloom.core.method import Method
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.networks import COMMON, check_feature_dims, check_statistics, warn_of_refits
 from fedloom.experiment.plan import RunPlan, Setting
-from fedloom.experiment.pretrained import PretrainedConfig, prepare
+from fedloom.experiment.pretrained import PretrainedConfig, server_pretrained
 from fedloom.experiment.private import PrivateData
 from fedloom.experiment.settings.horizontal import Horizontal
 from fedloom.experiment.settings.rows import data_of
@@ -60,7 +60,9 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
     data = plan.data.dataset
     own_model = (
-        None if data is None else prepare(pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device)
+        None
+        if data is None
+        else server_pretrained(pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device)
     )
     warn_of_refits(plan)
     check_feature_dims(plan)

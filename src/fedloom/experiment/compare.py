@@ -182,7 +182,7 @@ def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequenc
         eval_modes={
             eval_mode: found[f"{OWN} {eval_mode}"] for eval_mode in first.eval_modes if f"{OWN} {eval_mode}" in found
         },
-        networks=networks(group, main, baseline),
+        networks=network_means(group, main, baseline),
         chance=_mean([s.chance for s in group]),
         own_chance=_mean_if_all([s.own_chance for s in group]),
         own_chances=_own_chances(group),
@@ -192,7 +192,9 @@ def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequenc
     )
 
 
-def networks(group: Sequence[RunSummary], metric: str, baseline: Sequence[RunSummary] = ()) -> dict[str, NetworkGain]:
+def network_means(
+    group: Sequence[RunSummary], metric: str, baseline: Sequence[RunSummary] = ()
+) -> dict[str, NetworkGain]:
     """The mean of a metric over the clients of each network or black box in all seeds, and its gain over the same
     clients and seeds of `baseline`, where these have the same network. Empty for one network or a joint prediction."""
     values, before = _by_model(group, metric), _by_model(baseline, metric)

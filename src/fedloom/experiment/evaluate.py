@@ -57,14 +57,16 @@ def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
     return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
 
-def groups(metric: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
+def clients_by_metric(metric: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
     """The clients of a metric, by metric name: all; in an evaluation mode, unseen and training ones apart."""
     if not eval_mode or not plan.unseen:
         return {metric: list(range(len(plan.clients)))}
     return {metric: [*plan.unseen], f"{metric}{TRAINING}": [*plan.training]}
 
 
-def spread(metric: str, each: Mapping[int, float], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:
+def client_spread(
+    metric: str, each: Mapping[int, float], name: Callable[[int], str]
+) -> Iterator[tuple[str, float, str]]:
     """A metric of each client, and its mean and standard deviation; nothing without clients."""
     if each:
         yield from ((metric, value, name(i)) for i, value in each.items())

@@ -99,7 +99,7 @@ def execute_lots(
         if len(lot) == 1:
             results[lot[0]] = execute(runs[lot[0]], folders[lot[0]], **options)
             continue
-        ended = together(runs[lot[0]].engine, [partial(execute, runs[n], folders[n], **options) for n in lot])
+        ended = run_in_lockstep(runs[lot[0]].engine, [partial(execute, runs[n], folders[n], **options) for n in lot])
         for n, result in zip(lot, ended, strict=True):
             if isinstance(result, BaseException):
                 raise result
@@ -107,7 +107,7 @@ def execute_lots(
     return [results[n] for n in range(len(runs))]
 
 
-def together(engine: EngineConfig, works: Sequence[Callable[..., T]]) -> list[T | BaseException]:
+def run_in_lockstep(engine: EngineConfig, works: Sequence[Callable[..., T]]) -> list[T | BaseException]:
     """Call all `works` in lock-step, each with the `backend` of one run on a batching engine; returns the result of
     each, or the error that it raised."""
 

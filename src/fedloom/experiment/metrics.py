@@ -89,7 +89,7 @@ def in_way(metric: str, unseen: bool) -> str:
     return f"{eval_mode.removesuffix(TRAINING)}, {group} clients" if unseen and eval_mode else eval_mode
 
 
-def shown(metrics: Iterable[str], unseen: bool) -> list[str]:
+def shown_metrics(metrics: Iterable[str], unseen: bool) -> list[str]:
     """The metrics to show, the main one first. If it is over unseen clients, the same one over training clients is
     included."""
     main, *others = metrics

@@ -153,10 +153,10 @@ def for_nodes(plan: RunPlan) -> RunConfig:
     Raises:
         ConfigError: it depends on a local file.
     """
-    return sent(plan.run, plan.method, plan.data.dataset)
+    return config_for_nodes(plan.run, plan.method, plan.data.dataset)
 
 
-def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
+def config_for_nodes(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
     """See `for_nodes`. `known`: the data set or its schema."""
     for setting, wrong, mend in (
         ("columns.files", run.columns.files, "set columns.private=true instead: then each node names its own file"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedloom import methods
 from fedloom.core.errors import FedloomError
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check, table
+from fedloom.experiment.reading import check, read_values
 from fedloom.experiment.run import RunResult, execute
 
 STEPS = ("minimize", "gradient", "gradient_at", "curvature_at", "row_gradients", "train")
@@ -34,7 +34,7 @@ def problems(page: str, settings: list[str], run: Callable[..., RunResult] = exe
     found = list(in_source(source))
     yield from (("source", text) for text in found or [""])
     small = {"clients": 4, "test_rows": 200, "own_test_rows": 20, "public_rows": 60}
-    values = table(page, settings, {"rounds": 3, "seed": 1})
+    values = read_values(page, settings, {"rounds": 3, "seed": 1})
     values["data"] = {**small, **values.get("data", {})}
     if method.setting == "vertical":
         values["data"] = {

@@ -21,7 +21,7 @@ from fedloom.core.objects import is_object
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment import weights
-from fedloom.experiment.pretraining import Training, trained
+from fedloom.experiment.pretraining import Training, trained_file
 from fedloom.experiment.sections import Section
 from fedloom.models import external
 from fedloom.models.parts import Norm
@@ -203,11 +203,11 @@ class _Inputs:
 
     def train(self, training: Training) -> nn.Module:
         """The trained network from the cache; it is trained first if missing."""
-        file = trained(training)
+        file = trained_file(training)
         return self.fill(file, weights.read_card(file), training.model, training.norm)
 
 
-def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
+def server_pretrained(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
     """The server's pretrained model, if any: checked, but loaded or trained only on use.
 
     Args:

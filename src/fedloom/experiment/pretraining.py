@@ -131,7 +131,7 @@ def cached(training: Training) -> Path:
     return cache_folder("models") / f"{training.key}.safetensors"
 
 
-def trained(training: Training) -> Path:
+def trained_file(training: Training) -> Path:
     """The path of the trained model in the cache; it is trained first if missing. Progress is logged.
 
     Raises:

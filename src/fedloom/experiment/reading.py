@@ -40,7 +40,7 @@ def read(
     Raises:
         ConfigError: with all errors, one on each line.
     """
-    values = table(source, overrides, flags, trust)
+    values = read_values(source, overrides, flags, trust)
     for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
         if key in values:
             raise ConfigError(f"{source} has a table {key}: use fedloom {command} {source}")
@@ -53,7 +53,7 @@ def read(
     return check({**top, "run": values})
 
 
-def table(
+def read_values(
     source: str,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,

@@ -56,7 +56,7 @@ class TrainedModels:
         if plan.method.setting == "horizontal":
             mode = next(iter(plan.cfg.eval_modes), "") if eval_mode is None else eval_mode
             self._prepare(party, mode)
-        return plain(party)
+        return plain_network(party)
 
     def party(self, i: int) -> Party[Any]:
         """Client i in its final state.
@@ -93,7 +93,7 @@ class TrainedModels:
         if plan.server is not None and plan.server.broadcast():
             party = plan.clients[0]()
             self._prepare(party, "")
-            return plain(party)
+            return plain_network(party)
         first, *others = (self._states[plan.names[i]].get("params", {}) for i in plan.training)
         same = all(torch.equal(value, other[name]) for other in others for name, value in first.items())
         return self.client(plan.training[0], "") if first and same else None
@@ -104,7 +104,7 @@ class TrainedModels:
         party.prepare(eval_mode=eval_mode, broadcast=broadcast)
 
 
-def plain(party: Party[Any]) -> nn.Module:
+def plain_network(party: Party[Any]) -> nn.Module:
     """A party's network in evaluation mode on the CPU, with memory of its own."""
     module = party.net.module.cpu()
     for tensor in (*module.parameters(), *module.buffers()):

@@ -50,13 +50,13 @@ def conv(inputs: int, outputs: int, kernel: int, norm: Norm, stride: int = 1) ->
 def normalize(norm: Norm, channels: int, dims: Literal[1, 2] = 2) -> nn.Module:
     """The layer that normalizes `(B, channels)` for `dims` 1, or `(B, channels, H, W)` for 2."""
     if norm == "group":
-        return nn.GroupNorm(groups(channels), channels)
+        return nn.GroupNorm(norm_groups(channels), channels)
     if norm == "batch":
         return nn.BatchNorm1d(channels) if dims == 1 else nn.BatchNorm2d(channels)
     return nn.Identity()
 
 
-def groups(channels: int) -> int:
+def norm_groups(channels: int) -> int:
     """The number of GroupNorm's groups: the largest divisor of `channels` that is at most 8.
 
     Each group has at least two channels: one channel of a 1x1 image would always be normalized to 0.

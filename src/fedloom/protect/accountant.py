@@ -78,7 +78,7 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
     return _below(a - b) - math.exp(epsilon + _log_below(-a - b))  # e^ε alone overflows
 
 
-def together(releases: Sequence[Releases]) -> float:
+def composed_sigma(releases: Sequence[Releases]) -> float:
     """σ of the one release that equals these without sampling; inf for none."""
     rate = math.fsum(r.count / r.sigma**2 for r in releases)
     return 1 / math.sqrt(rate) if rate else math.inf
@@ -90,8 +90,8 @@ class _Curve:
     def __init__(self, releases: Sequence[Releases]) -> None:
         some = [r for r in releases if r.count and r.rate > 0]
         sampled = [r for r in some if r.rate < 1 and r.sigma >= SMALLEST]
-        whole = together([r for r in some if r not in sampled])
-        self._unsampled = together(some)
+        whole = composed_sigma([r for r in some if r not in sampled])
+        self._unsampled = composed_sigma(some)
         self._composed = []
         if sampled and whole >= SMALLEST:
             every = [*sampled, *([Releases(whole)] if math.isfinite(whole) else [])]

@@ -47,7 +47,7 @@ def nearest(received: Tensor, known: Tensor, labels: Tensor) -> Tensor:
     return labels[_cosine(received, received[known]).argmax(-1)]
 
 
-def to_prototypes(embedded: Tensor, prototypes: Tensor) -> Tensor:
+def nearest_prototype(embedded: Tensor, prototypes: Tensor) -> Tensor:
     """The class of the nearest prototype by cosine.
 
     The attacker knows: its own embeddings (n, d), the prototypes (Z, d) that it received, and the class of each, which

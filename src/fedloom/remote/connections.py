@@ -79,16 +79,16 @@ class NodeSet:
 
     Attributes:
         names: in the order of the parties.
-        wire: how to reach them.
-        waiting: how long to wait for them.
+        transport: how to reach them.
+        timeouts: how long to wait for them.
         own: the coordinator's name at the nodes.
         secret_draw: see `fedloom.remote.federation`.
         max_rows: the largest number of rows that each node may claim, by name.
     """
 
     names: Sequence[str]
-    wire: Transport
-    waiting: Timeouts
+    transport: Transport
+    timeouts: Timeouts
     own: str
     secret_draw: bool = True
     max_rows: Mapping[str, int] = field(default_factory=dict)

@@ -63,11 +63,11 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
         silence=federation.silence,
         reconnect=federation.reconnect,
     )
-    waiting = Timeouts(federation.wait, federation.deadline, stop=stop)
+    timeouts = Timeouts(federation.wait, federation.deadline, stop=stop)
     names = [node.name for node in federation.nodes]
     limits = {node.name: node.max_rows or federation.max_rows for node in federation.nodes}
     max_rows = {name: limit for name, limit in limits.items() if limit is not None}
-    return NodeSet(names, Transport("net", connect), waiting, own, federation.secret_draw, max_rows)
+    return NodeSet(names, Transport("net", connect), timeouts, own, federation.secret_draw, max_rows)
 
 
 def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
@@ -99,10 +99,10 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         config=for_nodes(plan).model_dump_json(),
         differences=lambda i, theirs: differences(expected(plan, i), theirs, run.data.name if run.data.own else ""),
         run=plan.known_as or run_id(run, plan.cfg, nodes.own, folder),
-        wire=nodes.wire,
+        transport=nodes.transport,
         resume=resume,
         start=number,
-        waiting=replace(nodes.waiting, fewest=plan.setting.min_nodes(plan, len(remote))),
+        timeouts=replace(nodes.timeouts, fewest=plan.setting.min_nodes(plan, len(remote))),
         seed=run.seed,
         faults=run.faults,
         max_rows=nodes.max_rows,

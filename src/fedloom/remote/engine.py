@@ -25,7 +25,7 @@ from fedloom.core.party import Note, Party
 from fedloom.engines.local import LocalEngine
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Timeouts, Transport
-from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, plain, reply_refs
+from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, plain_arguments, reply_refs
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.remote.secure_sum import secure_sum
 
@@ -44,10 +44,10 @@ class NetEngine(Engine):
         differences: compares a node's facts about its party with the expected ones, and returns a sentence for each
             difference.
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
-        wire: how nodes are reached.
+        transport: how nodes are reached.
         resume: whether nodes may be asked to return to an earlier checkpoint.
         start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
-        waiting: timeouts.
+        timeouts: of calls and waits.
         max_rows: the largest number of rows that a node may claim, by its name.
 
     Raises:
@@ -66,8 +66,8 @@ class NetEngine(Engine):
         config: str,
         differences: Callable[[int, Mapping[str, Any]], list[str]],
         run: str,
-        wire: Transport,
-        waiting: Timeouts,
+        transport: Transport,
+        timeouts: Timeouts,
         resume: bool = False,
         start: int | None = None,
         seed: int = 0,
@@ -76,9 +76,9 @@ class NetEngine(Engine):
     ) -> None:
         super().__init__(names, seed=seed, faults=faults)
         self._colocated = LocalEngine(colocated, seed=seed) if colocated else None
-        self._differences, self._wire, self._waiting = differences, wire, waiting
+        self._differences, self._transport, self._timeouts = differences, transport, timeouts
         number = time_ns() if start is None else start
-        self._common = RunContext(run, number, config, resume, waiting, dict(nodes), max_rows or {})
+        self._common = RunContext(run, number, config, resume, timeouts, dict(nodes), max_rows or {})
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
         self._sessions: dict[int, NodeSession] = {}
@@ -101,8 +101,8 @@ class NetEngine(Engine):
         return replies
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
-        if not self._wire.peers:
-            raise ConfigError(f"nodes cannot reach each other over {self._wire.name}: use the engine net")
+        if not self._transport.peers:
+            raise ConfigError(f"nodes cannot reach each other over {self._transport.name}: use the engine net")
         replies = self._do(tasks, leave=True, expect=expect)
         return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in replies]
 
@@ -202,7 +202,7 @@ class NetEngine(Engine):
         names = ", ".join(session.name for session in sessions)
         remarks = [f"parties at {names}", f"{sent:,} bytes sent to nodes and {received:,} received, protocol included"]
         remarks += [f"{s.name} lost its state and started again" for s in sessions if s.lost]
-        return Account(self._wire.name, workers=len(self._sessions), remarks=tuple(remarks))
+        return Account(self._transport.name, workers=len(self._sessions), remarks=tuple(remarks))
 
     def close(self) -> None:
         """Close the connections; nodes keep their state."""
@@ -219,10 +219,10 @@ class NetEngine(Engine):
     async def _begin(self) -> None:
         """Connect to all nodes, and have them build their parties."""
         nodes = self._common.nodes
-        links = await self._wire.connect([*nodes.values()], self._common.run, self._link_changed)
+        links = await self._transport.connect([*nodes.values()], self._common.run, self._link_changed)
         for (i, name), link in zip(nodes.items(), links, strict=True):
             self._sessions[i] = NodeSession(i, name, link, self._common)
-        end = self._loop.time() + self._waiting.start
+        end = self._loop.time() + self._timeouts.start
         sessions = self._sessions.values()
         await asyncio.gather(*(session.reach(end) for session in sessions))  # so that all are opened at once
         answers = await asyncio.gather(*(session.start(end) for session in sessions), return_exceptions=True)
@@ -268,7 +268,7 @@ class NetEngine(Engine):
 
     def _everywhere(self, ask: Callable[[NodeSession], Coroutine[Any, Any, T]], what: str) -> dict[int, T]:
         """The answers of all nodes; an error if one is missing."""
-        end = self._loop.time() + self._waiting.start
+        end = self._loop.time() + self._timeouts.start
 
         async def retry(session: NodeSession) -> T:
             while True:
@@ -280,7 +280,7 @@ class NetEngine(Engine):
                         raise EngineError(
                             f"{session.name} cannot {what} ({error.words}); fix it and continue with --resume"
                         ) from None
-                self._waiting.check_stop()
+                self._timeouts.check_stop()
 
         async def gathered() -> list[T]:
             return await asyncio.gather(*map(retry, self._sessions.values()))
@@ -296,7 +296,7 @@ class NetEngine(Engine):
         try:
             shared = message.encode(dict(tasks[0].shared)) if remote else b""
         except MessageError as error:
-            return [refusal(task, {**task.shared, **plain(task)}, error) for task in tasks]
+            return [refusal(task, {**task.shared, **plain_arguments(task)}, error) for task in tasks]
 
         async def gathered() -> list[TaskResults]:
             await self._wait_for_nodes()
@@ -329,20 +329,22 @@ class NetEngine(Engine):
 
     async def _wait_for_nodes(self) -> None:
         """Wait until as many nodes are reachable as a round needs."""
-        sessions, logged, waiting = self._sessions.values(), False, self._waiting
-        end = self._loop.time() + waiting.start
-        while sum(session.link.up for session in sessions) < waiting.fewest:
+        sessions, logged, timeouts = self._sessions.values(), False, self._timeouts
+        end = self._loop.time() + timeouts.start
+        while sum(session.link.up for session in sessions) < timeouts.fewest:
             away = [session for session in sessions if not session.link.up]
             if not logged:
                 names = ", ".join(session.name for session in away)
-                _log.warning("a round needs %d nodes: waiting up to %g s for %s", waiting.fewest, waiting.start, names)
+                _log.warning(
+                    "a round needs %d nodes: waiting up to %g s for %s", timeouts.fewest, timeouts.start, names
+                )
                 logged = True
             if self._loop.time() > end:
                 raise EngineError(
-                    f"a round needs {waiting.fewest} nodes, but these have been unreachable for {waiting.start:g} "
+                    f"a round needs {timeouts.fewest} nodes, but these have been unreachable for {timeouts.start:g} "
                     f"seconds; restart them and continue with --resume\n{_named(away)}"
                 )
-            waiting.check_stop()
+            timeouts.check_stop()
             await asyncio.sleep(0.1)
 
 

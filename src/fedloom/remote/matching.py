@@ -27,11 +27,11 @@ from fedloom.core.errors import ConfigError, DataError, EngineError, MessageErro
 from fedloom.core.message import Tree
 from fedloom.data.alignment import MOST, learned_privately, shard_count, shards
 from fedloom.data.alignment.ids import digests
-from fedloom.data.alignment.psi import PSIClient, announce, follow, library
+from fedloom.data.alignment.psi import PSIClient, announce, announced_rows, library
 from fedloom.data.party_files import PartyFile
 from fedloom.data.vertical_split import VerticalSplit, split_parties
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.node_party import sent
+from fedloom.experiment.node_party import config_for_nodes
 from fedloom.experiment.private import Matched, PrivateData, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import NodeSet
@@ -92,7 +92,9 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
-    session = _MatchingSession(run, sent(run, method, None).model_dump_json(), id, nodes, own, next_start(folder))
+    session = _MatchingSession(
+        run, config_for_nodes(run, method, None).model_dump_json(), id, nodes, own, next_start(folder)
+    )
     found = _in_a_loop(session.run(held, sha256))
     if folder is not None:
         keep_start(folder, found.start)
@@ -143,13 +145,13 @@ class _MatchingSession:
         parties: list[_RemoteParty] = []
         try:
             names = self._nodes.names
-            links = await self._nodes.wire.connect(names, self._id, lambda *_: None)
+            links = await self._nodes.transport.connect(names, self._id, lambda *_: None)
             parties += map(_RemoteParty, range(1, len(names) + 1), names, links)
             await self._all(parties, self._find)
             common = sorted(frozenset.intersection(*(party_node.places for party_node in parties)))
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
             marks = await asyncio.to_thread(announce, key, [self._own[place] for place in common])
-            mine = await asyncio.to_thread(follow, marks, self._own)
+            mine = await asyncio.to_thread(announced_rows, marks, self._own)
             roles = self._roles(held.labels, mine)
             labeled = held.labels[mine] >= 0
             positions = [_positions(roles, party_node.party, labeled) for party_node in parties]
@@ -251,7 +253,7 @@ class _MatchingSession:
         whole: Tree = {"run": self._id, "start": self._start, "step": step, **head}
         body = payload.pack(whole, *rest)
         call = f"{self._id}/{self._start}/match/{next(self._numbers)}"
-        answer = await party_node.link.ask("match", body, id=call, deadline=deadline or self._nodes.waiting.call)
+        answer = await party_node.link.ask("match", body, id=call, deadline=deadline or self._nodes.timeouts.call)
         return payload.unpack(answer, like)
 
     async def _all(self, parties: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
@@ -275,7 +277,7 @@ class _MatchingSession:
 
     async def _patiently(self, party_node: _RemoteParty, work: Callable[[], Awaitable[None]]) -> None:
         """Run a step with a node, and repeat it from the start if the node was unreachable, restarted or busy."""
-        loop, patience, lost = asyncio.get_running_loop(), self._nodes.waiting.start, 0
+        loop, patience, lost = asyncio.get_running_loop(), self._nodes.timeouts.start, 0
         end = loop.time() + patience
         while True:
             if not await party_node.link.wait(max(0.0, end - loop.time())):

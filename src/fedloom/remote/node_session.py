@@ -46,7 +46,7 @@ class RunContext:
         start: number of this start of the coordinator; nodes refuse calls of earlier starts.
         config: of the run, as text.
         resume: whether nodes may be asked to return to an earlier checkpoint.
-        waiting: timeouts.
+        timeouts: of calls and waits.
         nodes: names of all nodes, by the number of their party.
         max_rows: the largest number of rows that a node may claim, by its name.
         numbers: increasing numbers for calls.
@@ -59,7 +59,7 @@ class RunContext:
     start: int
     config: str
     resume: bool
-    waiting: Timeouts
+    timeouts: Timeouts
     nodes: Mapping[int, str]
     max_rows: Mapping[str, int] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
@@ -113,7 +113,7 @@ class NodeSession:
             if not logged:
                 _log.warning("waiting for %s, at most %.0f s: %s", self.name, end - now(), self.link.problem)
                 logged = True
-            self._common.waiting.check_stop()
+            self._common.timeouts.check_stop()
 
     async def start(self, end: float) -> dict[str, Any]:
         """Open the run, waiting until `end` for a node that is unreachable or busy with another run.
@@ -136,7 +136,7 @@ class NodeSession:
             if not logged:
                 _log.warning("waiting for %s, at most %.0f s: %s", self.name, end - now(), words)
                 logged = True
-            self._common.waiting.check_stop()
+            self._common.timeouts.check_stop()
 
     async def open(self) -> dict[str, Any]:
         """Open the run at the node, or open it again, and return the node's facts about its party."""
@@ -150,7 +150,7 @@ class NodeSession:
             config=payload.cut(common.config),
             resume=common.resume,
         )
-        answer = await self.link.ask("open", body, id=common.id(), deadline=common.waiting.call)
+        answer = await self.link.ask("open", body, id=common.id(), deadline=common.timeouts.call)
         self.opened = True
         head, _ = payload.unpack(answer, _OPENED)
         self._evaluates = head["evaluates"]
@@ -164,7 +164,7 @@ class NodeSession:
 
     async def ask(self, kind: str, body: bytes, number: int | None = None) -> bytes:
         """Make a call; a `do` is repeated after opening the run again if the node no longer knows it."""
-        id, deadline = self._common.id(number), self._common.waiting.call
+        id, deadline = self._common.id(number), self._common.timeouts.call
         try:
             return await self.link.ask(kind, body, id=id, deadline=deadline)
         except CallRefused as error:
@@ -206,7 +206,7 @@ class NodeSession:
             return TaskResults([Failure(rpc_errors.REFUSED) for _ in tasks])
         rest, lines, refused = [shared], list[Tree](), dict[int, Failure]()
         for n, task in enumerate(tasks):
-            own = plain(task)
+            own = plain_arguments(task)
             refs = {name: ref for name, value in task.each.items() if (ref := reply_refs(value))}
             line: dict[str, Any] = {"each": None, "reply_refs": refs, "fault": task.fault, "seed": task.seed}
             try:
@@ -245,7 +245,7 @@ class NodeSession:
                     "expect": spell(expect),
                     "kept": list(common.kept),
                     "floor": common.floor,
-                    "deadline": float(common.waiting.call),
+                    "deadline": float(common.timeouts.call),
                     "mask": mask,
                 },
                 *rest,
@@ -274,7 +274,7 @@ class NodeSession:
         if self.party not in common.stale:
             _log.warning("%s: %s; continuing without it", self.name, words)
         common.stale.add(self.party)
-        if len(common.nodes) - len(common.stale) < common.waiting.fewest:
+        if len(common.nodes) - len(common.stale) < common.timeouts.fewest:
             raise EngineError(f"{self.name}: {words}. A newer coordinator took over; stopping this one.")
 
     def _parse(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
@@ -318,7 +318,7 @@ def claimed_rows(reply: Any) -> int:
     return max(claim if isinstance(claim, int) else 0 for claim in whole)
 
 
-def plain(task: Task) -> dict[str, Any]:
+def plain_arguments(task: Task) -> dict[str, Any]:
     """A task's own arguments that are not reply references."""
     return {name: value for name, value in task.each.items() if not reply_refs(value)}
 

@@ -18,7 +18,7 @@ WIDE = 12
 """Figures of more clients take the whole width of the page."""
 
 
-def of_one(run: Run) -> PageSection:
+def clients_of_run(run: Run) -> PageSection:
     """The accuracy of each client of a run, on all classes and on its own class mix, and the partition."""
     s = run.summary
     if s.eval_modes and s.own_accuracy:
@@ -54,7 +54,7 @@ def _by_eval_mode(run: Run) -> PageSection:
     return _section(run, order, series, alt, caption, joined=True)
 
 
-def of_several(found: Comparison, runs: Sequence[Run]) -> PageSection:
+def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection:
     """The accuracy of each client by method, in the first seed: seeds differ in their partitions."""
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}

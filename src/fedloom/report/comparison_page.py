@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, Score, group_of, shown
+from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, Score, group_of, shown_metrics
 from fedloom.experiment.result import Comparison, MethodSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import mixing, plots, unseen, vertical
-from fedloom.report.clients import of_several
+from fedloom.report.clients import clients_of_comparison
 from fedloom.report.formatting import NONE
-from fedloom.report.learning import ITERATION, cost_figures, iteration_axis, senders, sent
+from fedloom.report.learning import ITERATION, bytes_sent, cost_figures, iteration_axis, senders
 from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import Run
@@ -42,7 +42,7 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
     figures = _dots(found) if found.joint else []
     sections: list[PageSection | None] = [
         PageSection("Methods", tables=[methods_table(found, titles)], figures=figures),
-        *unseen.of_methods(found),
+        *unseen.unseen_of_comparison(found),
     ]
     if found.differences:
         sections.append(_differences(found))
@@ -52,10 +52,10 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
             first = next((run for run in runs if run.summary.name == found.reference), runs[0])
             which = f" in the run {first.summary.name}, seed {first.summary.seed}"
             sections += [vertical.alone_by_method(found), vertical.attacks_by_method(found, runs)]
-            sections += [] if problem else [vertical.holdings(first, which)]
+            sections += [] if problem else [vertical.data_of_parties(first, which)]
         else:
-            sections += [] if problem else [of_several(found, runs)]
-            sections += mixing.of_methods(found, runs)
+            sections += [] if problem else [clients_of_comparison(found, runs)]
+            sections += mixing.mixing_of_comparison(found, runs)
         sections.append(_runs(folder, found, runs))
     best = None if problem else verdict(found)
     return Page(
@@ -118,7 +118,7 @@ def _lead(found: Comparison) -> str:
     chance = found.chance_of(main)
     if chance is None:
         return f"{text}."
-    return f"{text}; always answering {found.most_frequent(main)} gives {fmt.percent(chance)}."
+    return f"{text}; always predicting {found.most_frequent(main)} gives {fmt.percent(chance)}."
 
 
 def _in_first_table(found: Comparison, name: str) -> bool:
@@ -172,7 +172,8 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
             figures.append(_curves_figure(found, name, score, curves, levels if name == main else [], seeds, runs[0]))
     lines = [replace(_curve(own, number, scores[main]), band=None) for number, own in groups]
     spent = [
-        np.mean([sent(run)[: len(line.x)] for run in own], axis=0) for (_, own), line in zip(groups, lines, strict=True)
+        np.mean([bytes_sent(run)[: len(line.x)] for run in own], axis=0)
+        for (_, own), line in zip(groups, lines, strict=True)
     ]
     across = any(m.bytes.across for m in found.methods)
     direction = senders(runs[0]) if across or found.joint else "sent up by all clients"
@@ -192,7 +193,7 @@ def _curves_figure(
             if any(line.band is not None for line in drawn)
             else ""
         )
-        more = "Less is better." if score.lower else ROUND if name == GLOBAL else ""
+        more = "Lower is better." if score.lower else ROUND if name == GLOBAL else ""
     else:
         title, slug, across, unit = f"Accuracy {found.describe(name)}", "learning", iteration_axis(run), "iteration"
         bands, more = "Mean over clients" + ("" if seeds == {1} else " and seeds"), ITERATION
@@ -232,7 +233,9 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
         names = [name for name in SCORES if any(name in run.summary.scores for run in runs)]
         columns, caption = [SCORES[name].title for name in names], "Scores of each run"
     else:
-        every = dict.fromkeys(m for run in runs for m in shown(run.summary.accuracies, bool(run.summary.unseen)))
+        every = dict.fromkeys(
+            m for run in runs for m in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
+        )
         names = [GLOBAL, OWN, *(metric for metric in every if metric not in (GLOBAL, OWN))]
         prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in names[2:]]
         columns, caption = ["Accuracy", "On own class mix", *prepared, "Agreement"], "Accuracy ± s.d. over clients"

@@ -44,7 +44,7 @@ def model(path: Path, kind: type[T]) -> T:
     return checked(kind, parsed(path), path)
 
 
-def table(path: Path, model: type[T]) -> tuple[T, ...]:
+def csv_rows(path: Path, model: type[T]) -> tuple[T, ...]:
     """The rows of a CSV file, validated by a model. Raises DataError if a row or column is invalid."""
     lines = csv.reader(io.StringIO(text(path), newline=""), strict=True)
     try:

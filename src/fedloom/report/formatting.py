@@ -72,7 +72,7 @@ def whole(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def exactly(count: float) -> str:
+def exact_bytes(count: float) -> str:
     """`7,680,000 bytes`."""
     return f"{whole(count)} bytes"
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.metrics import GLOBAL, SCORES, in_way, shown
+from fedloom.experiment.metrics import GLOBAL, SCORES, in_way, shown_metrics
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, cells
@@ -62,7 +62,7 @@ def learning(run: Run) -> PageSection:
         figures.insert(0, figure)
         caption += f" The accuracy is {s.describe(s.main)}."
     label = main.label if s.scores else "mean over clients ± s.d."
-    cost = cost_figures([replace(main, label=label)], [sent(run)], levels, senders(run), caption)
+    cost = cost_figures([replace(main, label=label)], [bytes_sent(run)], levels, senders(run), caption)
     details = [Details("Data of the curves", table=_evaluations(run))]
     return PageSection("Learning", figures=figures + cost, details=details)
 
@@ -77,7 +77,7 @@ def senders(run: Run) -> str:
     return "sent by all, up and down" if run.summary.scores else "sent by all clients"
 
 
-def sent(run: Run) -> np.ndarray:
+def bytes_sent(run: Run) -> np.ndarray:
     """Cumulative bytes (n,) at each evaluation: sent by clients; in vertical learning, sent by all parties."""
     directions = ("up", "down", "across") if run.summary.scores else ("up", "across")
     total: np.ndarray = np.sum([run.curve(f"bytes {direction}", run.last)[1] for direction in directions], axis=0)
@@ -128,7 +128,7 @@ def _dashed(number: int, shape: str = "") -> SeriesStyle:
 def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     """The main line, its levels and the figure of accuracies on own rows, by evaluation mode."""
     s, lines = run.summary, list[Line]()
-    for metric in shown(s.accuracies, bool(s.unseen)):
+    for metric in shown_metrics(s.accuracies, bool(s.unseen)):
         if metric == GLOBAL:
             continue
         x, y = run.curve(f"{metric} mean", run.last)
@@ -164,7 +164,7 @@ def _score_figure(run: Run, name: str) -> Figure:
     levels = [Level("chance", 0.5)] if name == "auc" else []
     alt = f"{score.title} by iteration, from {fmt.number(y[0])} at the start to {fmt.number(y[-1])} at the end."
     svg, legend = plots.chart(name, alt, lines, levels, across=iteration_axis(run), form_y=None)
-    return Figure(score.title, svg, legend if len(legend) > 1 else (), "Less is better." if score.lower else "")
+    return Figure(score.title, svg, legend if len(legend) > 1 else (), "Lower is better." if score.lower else "")
 
 
 def _evaluations(run: Run) -> PageTable:
@@ -175,7 +175,11 @@ def _evaluations(run: Run) -> PageTable:
         columns = [(score.title, score.column, partial(fmt.metric, share=score.share)) for score in scores]
         caption = "Each evaluation on the test rows"
     else:
-        own = [metric for metric in shown(s.accuracies, bool(s.unseen)) if metric != GLOBAL] if run.personal else []
+        own = (
+            [metric for metric in shown_metrics(s.accuracies, bool(s.unseen)) if metric != GLOBAL]
+            if run.personal
+            else []
+        )
         columns = [(fmt.capital(s.describe(metric)), f"{metric} mean", fmt.percent) for metric in own]
         columns += [("Accuracy", "accuracy mean", fmt.percent)]
         columns += [("s.d. over clients", "accuracy std", fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
@@ -194,7 +198,7 @@ def _evaluations(run: Run) -> PageTable:
 
 
 def _size_cell(count: float) -> PageCell:
-    return PageCell(fmt.size(count), fmt.exactly(count))
+    return PageCell(fmt.size(count), fmt.exact_bytes(count))
 
 
 def diagnostics(run: Run) -> PageSection | None:

@@ -82,7 +82,7 @@ def similarity_order(alike: np.ndarray) -> np.ndarray:
     return np.array(order)
 
 
-def chosen(run: Run) -> PageSection | None:
+def mixing_of_run(run: Run) -> PageSection | None:
     """The section of a run whose clients mix models; None for other runs."""
     if not run.mixing or len(run.names) < 2 or run.partition.private_clients:
         return None
@@ -95,7 +95,7 @@ def chosen(run: Run) -> PageSection | None:
     return PageSection("Mixing weights", text=[_sentence(last, base)], figures=figures, details=[details])
 
 
-def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
+def mixing_of_comparison(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
     """Mixing statistics of methods in the last round, mean over clients and seeds."""
     rows = []
     for method in found.methods:

@@ -10,7 +10,7 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.experiment.metrics import SCORES
 from fedloom.experiment.result import Comparison, RunSummary
-from fedloom.report.files import damaged, model, parsed, table, text
+from fedloom.report.files import csv_rows, damaged, model, parsed, text
 from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile
 from fedloom.report.unfinished import summary_so_far
 
@@ -80,10 +80,10 @@ def read_run(folder: Path) -> Run:
     Raises:
         DataError: a file is missing or damaged, or contradicts another.
     """
-    metrics = table(folder / "metrics.csv", MetricRow)
+    metrics = csv_rows(folder / "metrics.csv", MetricRow)
     partition = model(folder / "partition.json", PartitionFile)
-    ledger = table(folder / "ledger.csv", LedgerRow)
-    failures = table(folder / "failures.csv", FailureRow)
+    ledger = csv_rows(folder / "ledger.csv", LedgerRow)
+    failures = csv_rows(folder / "failures.csv", FailureRow)
     config = text(folder / "config.toml")
     finished = (folder / "result.json").is_file()
     if finished:
@@ -148,7 +148,7 @@ def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
     """Mixing weights (N, N) by round; those that are not finite become 0."""
     found: dict[int, np.ndarray] = {}
     numbers = {name: i for i, name in enumerate(names)}
-    for line in table(path, MixingRow) if path.is_file() else ():
+    for line in csv_rows(path, MixingRow) if path.is_file() else ():
         matrix = found.setdefault(line.round, np.zeros((len(names), len(names))))
         try:
             for owner, weight in (pair.split(":") for pair in line.weights.split()):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.metrics import SCORES, Score, shown
+from fedloom.experiment.metrics import SCORES, Score, shown_metrics
 from fedloom.experiment.result import Comparison, MethodSummary, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.formatting import NONE
@@ -80,7 +80,7 @@ def metrics(found: Comparison) -> dict[str, Score]:
     if not found.personal:
         return {found.metric: Score(f"{found.metric} mean", "Accuracy")}
     every = dict.fromkeys([found.metric, *(metric for m in found.methods for metric in m.accuracies)])
-    names = shown(every, bool(found.unseen))
+    names = shown_metrics(every, bool(found.unseen))
     return {name: Score(f"{name} mean", fmt.capital(found.describe(name))) for name in names}
 
 
@@ -112,7 +112,7 @@ def methods_table(found: Comparison, titles: Mapping[str, str]) -> PageTable:
                 row += cells(fmt.standard_deviation(one.std_over_seeds)) if several else []
         row += cells(str(len(m.seeds))) if seeds else []
         sizes = [getattr(m.bytes, direction) for direction in directions]
-        row += [PageCell(fmt.size(count), fmt.exactly(count)) for count in sizes]
+        row += [PageCell(fmt.size(count), fmt.exact_bytes(count)) for count in sizes]
         row += cells(fmt.duration(m.seconds), fmt.whole(m.failures))
         rows.append(row)
     caption = "Predictions of the active party on the test rows" if found.joint else "Accuracy on the global test set"
@@ -151,7 +151,7 @@ def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[Pai
         rows.append(cells(*row))
     caption = f"{score.title}{': accuracy' if found.personal else ''} of the first minus the other"
     caption += ", in percentage points" if score.share else ""
-    caption += f", on the same data and seed{'; less is better' if score.lower else ''}"
+    caption += f", on the same data and seed{'; lower is better' if score.lower else ''}"
     return PageTable(caption, columns, rows)
 
 

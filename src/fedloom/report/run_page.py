@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from fedloom.experiment.metrics import GLOBAL, TRAINING, shown
+from fedloom.experiment.metrics import GLOBAL, TRAINING, shown_metrics
 from fedloom.experiment.result import RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import unseen, vertical
-from fedloom.report.clients import of_one
+from fedloom.report.clients import clients_of_run
 from fedloom.report.learning import diagnostics, learning
-from fedloom.report.mixing import chosen
+from fedloom.report.mixing import mixing_of_run
 from fedloom.report.page import Details, Page, PageSection, PageTable, Tile, cells
 from fedloom.report.privacy import privacy
 from fedloom.report.read import Run
@@ -19,9 +19,9 @@ def page(run: Run) -> Page:
     """The page of a run: its sections depend on the setting and on what the run recorded."""
     s = run.summary
     if s.scores:
-        blocks = [vertical.classes(run), vertical.holdings(run), vertical.alone(run), vertical.attacks(run)]
+        blocks = [vertical.classes(run), vertical.data_of_parties(run), vertical.alone(run), vertical.attacks(run)]
     else:
-        blocks = [unseen.of_one(run), of_one(run), chosen(run)]
+        blocks = [unseen.unseen_of_run(run), clients_of_run(run), mixing_of_run(run)]
     sections = [learning(run), *blocks, privacy(run), diagnostics(run), traffic(run), _failures(run), _repeat(run)]
     return Page(
         title=f"{s.name} on {s.dataset}",
@@ -37,7 +37,9 @@ def page(run: Run) -> Page:
 
 def _verdict(s: RunSummary) -> str:
     reached, chance = s.accuracies[s.main].mean, s.chance_of(s.main)
-    over = "" if chance is None else f", {fmt.points(reached - chance)} over always answering {s.most_frequent(s.main)}"
+    over = (
+        "" if chance is None else f", {fmt.points(reached - chance)} over always predicting {s.most_frequent(s.main)}"
+    )
     return f"{fmt.percent(reached)} accuracy{over}"
 
 
@@ -59,7 +61,7 @@ def lead(run: Run) -> str:
     if chance is None:
         return f"{text}."
     where = "at unseen clients, " if s.unseen and s.eval_modes and s.own_accuracy else ""
-    return f"{text}; {where}always answering {s.most_frequent(main)} gives {fmt.percent(chance)}."
+    return f"{text}; {where}always predicting {s.most_frequent(main)} gives {fmt.percent(chance)}."
 
 
 def _adapted_lead(s: RunSummary, length: str) -> str:
@@ -90,7 +92,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _accuracies(s: RunSummary) -> Iterable[Tile]:
-    for metric in shown(s.accuracies, bool(s.unseen)):
+    for metric in shown_metrics(s.accuracies, bool(s.unseen)):
         found = s.accuracies[metric]
         label = "Accuracy" if metric == GLOBAL and not s.eval_modes else fmt.capital(s.describe(metric))
         note = f"±{fmt.NBSP}{100 * found.std:.1f} s.d. over clients" if len(found.per_client) > 1 else ""
@@ -107,7 +109,7 @@ def _costs(s: RunSummary) -> Iterable[Tile]:
     sizes = [("Sent up", s.bytes.up, f"by the {parties}"), ("Sent down", s.bytes.down, f"to the {parties}")]
     sizes += [("Sent across", s.bytes.across, f"between {parties}")] if s.bytes.across else []
     for label, count, note in sizes:
-        yield Tile(label, fmt.size(count), note, fmt.exactly(count))
+        yield Tile(label, fmt.size(count), note, fmt.exact_bytes(count))
     if s.seconds:
         total = s.seconds.get("total", sum(s.seconds.values()))
         e = s.engine

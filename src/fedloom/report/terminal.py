@@ -46,7 +46,7 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
     first = found.methods[0]
     own = first.own_chances.get("unseen", first.own_chance)
     on_own = f" (on the own mix: {_percent(own)})" if own is not None and len(titles) > 1 else ""
-    out.print(f"always answering the most frequent class: {_percent(first.chance)}{on_own}", soft_wrap=True)
+    out.print(f"always predicting the most frequent class: {_percent(first.chance)}{on_own}", soft_wrap=True)
     for remark in found.remarks:
         out.print(remark, markup=False, soft_wrap=True)
     for m in found.methods:
@@ -57,7 +57,7 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
     if found.joint:
         _show_score_differences(found, titles, out)
         if lower := [SCORES[name].title.lower() for name in titles if SCORES[name].lower]:
-            out.print(f"{fmt.together(lower)}: less is better")
+            out.print(f"{fmt.together(lower)}: lower is better")
         return
     what = "" if found.metric == GLOBAL else f" of {found.metric}"
     for d in found.differences:

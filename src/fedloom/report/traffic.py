@@ -68,8 +68,8 @@ def _kind(flows: Sequence[LedgerRow]) -> list[PageCell]:
         flows[0].kind,
         PageCell(contents[0] + more, title=" | ".join(contents[:20]) if more else ""),
         fmt.whole(count),
-        PageCell(fmt.size(size), fmt.exactly(size)),
-        PageCell(fmt.size(wire), fmt.exactly(wire)),
+        PageCell(fmt.size(size), fmt.exact_bytes(size)),
+        PageCell(fmt.size(wire), fmt.exact_bytes(wire)),
     )
 
 

@@ -19,7 +19,7 @@ NAMED = 20
 """Maximum number of clients named."""
 
 
-def of_one(run: Run) -> PageSection | None:
+def unseen_of_run(run: Run) -> PageSection | None:
     """The unseen clients of a run, and the accuracy of both groups, unadapted and in each evaluation mode."""
     s = run.summary
     if not s.unseen:
@@ -61,7 +61,7 @@ def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
     return Figure("Unseen and training clients", svg, legend, caption)
 
 
-def of_methods(found: Comparison) -> list[PageSection]:
+def unseen_of_comparison(found: Comparison) -> list[PageSection]:
     """The unseen clients of a comparison, and the accuracy of both groups by method and evaluation mode."""
     if not found.unseen:
         return []
@@ -79,7 +79,7 @@ def of_methods(found: Comparison) -> list[PageSection]:
         caption = f"{group} clients: accuracy {found.describe(OWN)}, mean over clients{over}"
         metric = f"{OWN} way{end}"
         if (chance := found.chance_of(metric)) is not None:
-            caption += f"; always answering {found.most_frequent(metric)} gives {fmt.percent(chance)}"
+            caption += f"; always predicting {found.most_frequent(metric)} gives {fmt.percent(chance)}"
         tables.append(PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows))
     return [PageSection(HEADING, text=text, tables=tables if every else [])]
 

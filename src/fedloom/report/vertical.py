@@ -76,8 +76,8 @@ def tiles(run: Run) -> Iterable[Tile]:
         "accuracy": f"of {fmt.whole(run.partition.test)} test rows; standard error {error:.1f}",
         "balanced accuracy": f"mean over classes; chance gives {fmt.percent(1 / len(shares))}",
         "auc": "chance gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
-        "log loss": f"less is better; class frequencies give {-(shares * np.log(shares)).sum():.3f}",
-        "calibration error": "less is better; 0 is perfect",
+        "log loss": f"lower is better; class frequencies give {-(shares * np.log(shares)).sum():.3f}",
+        "calibration error": "lower is better; 0 is perfect",
         "seen accuracy": "on test rows of classes that are frequent in aligned rows",
         "rare recall": "on test rows of the other classes",
     }
@@ -120,7 +120,7 @@ def classes(run: Run) -> PageSection | None:
     return PageSection("Classes", tables=[table] if few else [], points=points, details=details)
 
 
-def holdings(run: Run, which: str = "") -> PageSection:
+def data_of_parties(run: Run, which: str = "") -> PageSection:
     """Columns, rows and class imbalance of each party; `which` names the run if there are several."""
     held = run.partition.parties
     assert held is not None

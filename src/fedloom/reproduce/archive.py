@@ -34,7 +34,7 @@ class ArchivedRun(BaseModel):
         test_sha256: fingerprint of the test rows.
         bytes: tensor data sent up, down and across.
         metrics: raw values by name.
-        chances: accuracy of always answering the most frequent class, by accuracy.
+        chances: accuracy of always predicting the most frequent class, by accuracy.
         environment: versions, commit, machine and time.
     """
 

@@ -20,7 +20,7 @@ from fedloom.reproduce.verdicts import (
     Verdict,
     conjunction,
     corrected,
-    decide,
+    decide_claim,
     holm,
     uninformative,
 )
@@ -192,7 +192,7 @@ class ClaimTest:
         if constant and not is_exact(self.metric):
             return uninformative("spread", "all seeds have the same difference")
         relevant = RELEVANT if self.unit.name == "%" else None
-        decision = decide(
+        decision = decide_claim(
             differences, claim.rule, planned=self._planned(), by=claim.by, printed=printed, relevant=relevant
         )
         room = self._headroom(part)
@@ -255,7 +255,7 @@ class ClaimTest:
         return found
 
     def _at_chance(self) -> str:
-        """The cell whose accuracy is not above always answering the most frequent class; empty if there is none."""
+        """The cell whose accuracy is not above always predicting the most frequent class; empty if there is none."""
         for at in self.cells:
             chance = self.found.chance(at[1], self.metric)
             mean = self.found.number(*at, drawn(self.metric), "%").mean if chance is not None else None

@@ -10,8 +10,8 @@ from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.comparison_page import BANDS
 from fedloom.report.heatmaps import class_counts, rows_legend
-from fedloom.report.learning import ACROSS, ITERATION, sent
-from fedloom.report.mixing import chosen
+from fedloom.report.learning import ACROSS, ITERATION, bytes_sent
+from fedloom.report.mixing import mixing_of_run
 from fedloom.report.page import Figure, Key, PageSection
 from fedloom.report.plots import Dots, Form, Level, Line
 from fedloom.report.read import Run
@@ -61,7 +61,7 @@ def picture(
     return PlotSection(name, PageSection(heading, text=[text], figures=figures, legend=legend), header, rows)
 
 
-def row_look(found: TableResults, row: str) -> SeriesStyle:
+def row_style(found: TableResults, row: str) -> SeriesStyle:
     """The style of a row, in all figures and in the table."""
     return series_style([r.name for r in found.reproduction.rows].index(row))
 
@@ -95,12 +95,12 @@ class MetricAxis:
         return fmt.together([f"{label} {self.text(float(y[-1]))}" for label, y in known if len(y)])
 
 
-def of_cells(found: TableResults) -> MetricAxis:
+def table_axis(found: TableResults) -> MetricAxis:
     """The metric of the table."""
     return MetricAxis(found.reproduction.metric, found.unit)
 
 
-def of_curves(found: TableResults) -> MetricAxis:
+def curve_axis(found: TableResults) -> MetricAxis:
     """The metric of the table, or accuracy if it has no curve."""
     metric = found.reproduction.metric
     shown = drawn(metric)
@@ -128,7 +128,7 @@ class _SeedCurves:
         """The mean over seeds at up to `POINTS` points, with its standard deviation as a band."""
         at = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int))
         deviation = self.y.std(0, ddof=1)[at] if band and len(self.y) > 1 else None
-        return Line(self.row, x[at], self.y.mean(0)[at], row_look(found, self.row), deviation)
+        return Line(self.row, x[at], self.y.mean(0)[at], row_style(found, self.row), deviation)
 
 
 def _series(found: TableResults) -> dict[str, list[_SeedCurves]]:
@@ -139,7 +139,7 @@ def _series(found: TableResults) -> dict[str, list[_SeedCurves]]:
         if not curves or not all(len(x) for _, x, _ in curves):
             continue
         points = min(len(x) for _, x, _ in curves)
-        total = [np.interp(x[:points], run.curve("bytes up", run.last)[0], sent(run)) for run, x, _ in curves]
+        total = [np.interp(x[:points], run.curve("bytes up", run.last)[0], bytes_sent(run)) for run, x, _ in curves]
         seeds = tuple(run.summary.seed for run, _, _ in curves)
         y = np.stack([y[:points] for _, _, y in curves])
         series.setdefault(column, []).append(_SeedCurves(row, column, seeds, curves[0][1][:points], y, np.stack(total)))
@@ -159,7 +159,7 @@ def _curve_rows(series: dict[str, list[_SeedCurves]], unit: Unit) -> list[Sequen
 
 def learning_curves(found: TableResults) -> PlotSection | None:
     """The metric by iteration."""
-    axis, every = of_curves(found), _series(found)
+    axis, every = curve_axis(found), _series(found)
     figures = []
     for number, (column, group) in enumerate(every.items()):
         lines = [one.line(found, one.x, len(group) <= BANDS) for one in group]
@@ -173,7 +173,7 @@ def learning_curves(found: TableResults) -> PlotSection | None:
 
 def bytes_plot(found: TableResults) -> PlotSection | None:
     """The metric by the bytes that clients had sent."""
-    axis, every = of_curves(found), _series(found)
+    axis, every = curve_axis(found), _series(found)
     figures = []
     for number, (column, group) in enumerate(every.items()):
         lines, silent = [], []
@@ -201,7 +201,7 @@ def _chart(
     silent: Sequence[Level] = (),
 ) -> Figure:
     """The chart of one column."""
-    axis, every = of_curves(found), [*silent, *levels(found, [column])]
+    axis, every = curve_axis(found), [*silent, *levels(found, [column])]
     alt = f"{column}: {axis.title}; at the end {axis.ends(lines)}."
     svg, legend = plots.chart(slug, alt, lines, every, across=across, form_x=form_x, form_y=axis.form)
     return Figure(column, svg, legend)
@@ -218,7 +218,7 @@ def line_plot(found: TableResults) -> PlotSection | None:
     ours, paper = list[Line](), list[Line]()
     for row in found.rows:
         y, deviations, printed = _means(found, [(row, name) for name in names])
-        style = row_look(found, row)
+        style = row_style(found, row)
         if np.isfinite(y).any():
             band = np.nan_to_num(deviations) if np.isfinite(deviations).any() else None
             ours.append(Line(row, x, y, style, band))
@@ -229,7 +229,7 @@ def line_plot(found: TableResults) -> PlotSection | None:
     bands = len(ours) <= BANDS
     lines = [*(ours if bands else [replace(line, band=None) for line in ours]), *paper]
     ticks = {at: f"{value:g}".replace("-", fmt.MINUS) for at, value in zip(x, values, strict=True)}
-    axis, across = of_cells(found), found.reproduction.across
+    axis, across = table_axis(found), found.reproduction.across
     title = f"{axis.title} by {across or 'column'}"
     alt = f"{title}; at the last value {axis.ends(lines)}."
     known = levels(found, found.columns) if drawn(axis.metric) == axis.metric else []
@@ -241,7 +241,7 @@ def line_plot(found: TableResults) -> PlotSection | None:
 
 def bar_plot(found: TableResults) -> PlotSection | None:
     """Rows side by side, ours and the paper's."""
-    axis = of_cells(found)
+    axis = table_axis(found)
     figures, legend = list[Figure](), tuple[Key, ...]()
     for number, column in enumerate(found.columns):
         names = [row for row in found.rows if (row, column) in found.numbers]
@@ -284,7 +284,7 @@ def partition_plot(found: TableResults) -> PlotSection | None:
             parties = names = ["aligned", *(p.name for p in known)]
         kinds = fmt.times(counts.shape[1], "class", "classes")
         alt = f"{column}: rows of {kinds} at {fmt.times(len(counts), 'holder')}, at most {counts.max()} in a cell."
-        svg = class_counts(f"holdings {number}", alt, counts, held.classes, names)
+        svg = class_counts(f"partition {number}", alt, counts, held.classes, names)
         figures.append(Figure(column, svg, (rows_legend(int(counts.max())),), wide=len(counts) > 20))
         rows += [
             (column, run.summary.seed, party, kind, int(count))
@@ -292,7 +292,7 @@ def partition_plot(found: TableResults) -> PlotSection | None:
             for kind, count in zip(held.classes, line, strict=True)
         ]
     text = "Training rows by class and holder in the first seed; other seeds have other partitions."
-    return picture("holdings", "Partition", text, figures, ("column", "seed", "party", "class", "rows"), rows)
+    return picture("partition", "Partition", text, figures, ("column", "seed", "party", "class", "rows"), rows)
 
 
 def mixing_plot(found: TableResults) -> PlotSection | None:
@@ -302,7 +302,7 @@ def mixing_plot(found: TableResults) -> PlotSection | None:
         mixed = [name for name in found.rows if (run := _first(found, column, name)) is not None and run.mixing]
         row = row or (mixed[0] if mixed else "")
         run = _first(found, column, row) if row in mixed else None
-        section = None if run is None else chosen(run)
+        section = None if run is None else mixing_of_run(run)
         if run is None or section is None:
             continue
         figures += [replace(figure, title=f"{column}: {figure.title}") for figure in section.figures[:1]]
@@ -312,7 +312,7 @@ def mixing_plot(found: TableResults) -> PlotSection | None:
             for i, j in np.argwhere(weights > 0)
         ]
     header = ("row", "column", "seed", "round", "party", "other", "weight")
-    return picture("choices", "Chosen neighbours", f"{row} in the first seed.", figures, header, rows)
+    return picture("mixing", "Chosen neighbours", f"{row} in the first seed.", figures, header, rows)
 
 
 def _first(found: TableResults, column: str, row: str | None = None) -> Run | None:
@@ -329,8 +329,8 @@ def pictures(found: TableResults) -> list[PlotSection]:
         "bytes": bytes_plot,
         "columns": line_plot,
         "bars": bar_plot,
-        "holdings": partition_plot,
-        "choices": mixing_plot,
+        "partition": partition_plot,
+        "mixing": mixing_plot,
     }
     made = (makers[name](found) for name in found.reproduction.pictures)
     return [picture for picture in made if picture is not None]

@@ -12,17 +12,17 @@ def markdown(page: Page, images: Mapping[str, Sequence[tuple[str, str]]] | None 
         page: the page.
         images: title and file of each figure of a section, by heading.
     """
-    parts = [f"# {plain(page.title)}", plain(page.subtitle)]
-    parts += [f"> {plain(page.warning)}"] if page.warning else []
-    parts.append(plain(page.lead))
+    parts = [f"# {escape_markdown(page.title)}", escape_markdown(page.subtitle)]
+    parts += [f"> {escape_markdown(page.warning)}"] if page.warning else []
+    parts.append(escape_markdown(page.lead))
     for section in page.sections:
         if section.details or (section.figures and not section.tables):
             continue
-        parts += [f"## {plain(section.heading)}", *map(plain, section.text)]
-        parts += [f"![{plain(title)}]({file})" for title, file in (images or {}).get(section.heading, ())]
+        parts += [f"## {escape_markdown(section.heading)}", *map(escape_markdown, section.text)]
+        parts += [f"![{escape_markdown(title)}]({file})" for title, file in (images or {}).get(section.heading, ())]
         for table in section.tables:
-            parts += [f"{plain(table.caption)}.", grid(table)]
-        parts += ["\n".join(f"- {plain(point)}" for point in section.points)] if section.points else []
+            parts += [f"{escape_markdown(table.caption)}.", grid(table)]
+        parts += ["\n".join(f"- {escape_markdown(point)}" for point in section.points)] if section.points else []
         parts += [f"    {section.command}"] if section.command else []
     return "\n\n".join(parts) + "\n"
 
@@ -30,18 +30,18 @@ def markdown(page: Page, images: Mapping[str, Sequence[tuple[str, str]]] | None 
 def grid(table: PageTable) -> str:
     """A table; columns of numbers are aligned to the right."""
     rule = ["---" if number < table.words else "--:" for number in range(len(table.columns))]
-    lines: list[Sequence[str]] = [[plain(text) for text in table.columns], rule]
+    lines: list[Sequence[str]] = [[escape_markdown(text) for text in table.columns], rule]
     lines += [[_cell(cell) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(cell: PageCell) -> str:
-    text = plain(cell.text)
+    text = escape_markdown(cell.text)
     text = f"[{text}]({cell.href.replace('index.html', 'table.md')})" if cell.href else text
-    return f"{text}<br>{plain(cell.below)}" if cell.below else text
+    return f"{text}<br>{escape_markdown(cell.below)}" if cell.below else text
 
 
-def plain(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """The text with all Markdown syntax escaped."""
     for mark in "\\`*_|<>[]#$~":
         text = text.replace(mark, f"\\{mark}")

@@ -31,7 +31,7 @@ import numpy as np
 
 from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
 from fedloom.report import formatting as fmt
-from fedloom.report.learning import sent
+from fedloom.report.learning import bytes_sent
 from fedloom.report.read import Run
 from fedloom.reproduce.spec import FACTORS, Reproduction
 
@@ -135,7 +135,7 @@ def skew(run: Run) -> float | None:
 
 
 def lower(metric: str) -> bool:
-    """Whether less is better."""
+    """Whether lower is better."""
     return "loss" in metric or _plain(metric).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
 
 
@@ -188,7 +188,7 @@ def _until(run: Run, what: str, level: float | None, metric: str) -> float | Non
         return math.inf
     first = x[reached[0]]
     if what == "bytes":
-        return float(np.interp(first, run.curve("bytes up", run.last)[0], sent(run)))
+        return float(np.interp(first, run.curve("bytes up", run.last)[0], bytes_sent(run)))
     return float(first) * (run.summary.rounds / max(1, run.summary.iterations) if what == "rounds" else 1.0)
 
 

@@ -15,7 +15,7 @@ from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable,
 from fedloom.reproduce import table
 from fedloom.reproduce.archive import Archive
 from fedloom.reproduce.claims import ClaimResult, check_claims
-from fedloom.reproduce.figures import PlotSection, pictures, row_look
+from fedloom.reproduce.figures import PlotSection, pictures, row_style
 from fedloom.reproduce.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
 from fedloom.reproduce.markdown import markdown
 from fedloom.reproduce.metrics import Unit
@@ -136,7 +136,7 @@ def _numbers(found: TableResults) -> PageSection:
 
 def _row(found: TableResults, row: str) -> list[PageCell]:
     """One row of the table: in each column our number above the paper's."""
-    shown = [PageCell(row, key=row_look(found, row).key("").sample)]
+    shown = [PageCell(row, key=row_style(found, row).key("").sample)]
     for column in found.columns:
         at = (row, column)
         if at not in found.places:

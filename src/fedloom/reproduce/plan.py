@@ -13,8 +13,18 @@ from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, r
 from fedloom.experiment.run import RunResult, execute
 from fedloom.experiment.run_digest import settings_digest
 from fedloom.reproduce.archive import Archive
-from fedloom.reproduce.selection import Selection, flat
-from fedloom.reproduce.spec import SYSTEMS, Cell, Reproduction, Scale, canonical, match, own_file, read, shipped
+from fedloom.reproduce.selection import Selection, dotted_settings
+from fedloom.reproduce.spec import (
+    SYSTEMS,
+    Cell,
+    Reproduction,
+    Scale,
+    canonical,
+    matches_pattern,
+    own_file,
+    read,
+    shipped,
+)
 
 if TYPE_CHECKING:
     from fedloom.reproduce.index import Outcome
@@ -159,14 +169,16 @@ def plan(
         DataError: the archive is damaged.
     """
     fitting = {
-        name: [pattern for pattern in only if any(match(each, pattern) for each in one.names)]
+        name: [pattern for pattern in only if any(matches_pattern(each, pattern) for each in one.names)]
         for name, one in found.items()
     }
     for pattern in only:
         if not any(pattern in each for each in fitting.values()):
             names = {name for one in found.values() for name in one.names}
             raise ConfigError(f"--only {pattern!r} matches no row, column or cell.{did_you_mean(pattern, names)}")
-    asked = Selection((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
+    asked = Selection(
+        (*dotted_settings(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds
+    )
     pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
     planned, digests, given, problems = [], dict[str, str](), dict[str, str](), dict[str, str]()
     kept, archived, lacking = Archive(archive or out / "archive"), set[str](), set[str]()

@@ -178,7 +178,7 @@ class TableResults:
                 values[row] = shown
         if len(values) < 2:
             return set()
-        best = max(values.values()) if self.reproduction.better == "more" else min(values.values())
+        best = max(values.values()) if self.reproduction.better == "higher" else min(values.values())
         return {row for row, value in values.items() if value == best} if math.isfinite(best) else set()
 
     def row(self, name: str) -> Row:
@@ -207,7 +207,7 @@ class TableResults:
         return name.sub(f"{ours} for {theirs.split()[0]}", column) if name.search(column) else f"{column}, {ours}"
 
     def chance(self, column: str, metric: str | None = None) -> float | None:
-        """The accuracy in [0, 1] of always answering the most frequent class, mean over a column's runs; None if it is
+        """The accuracy in [0, 1] of always predicting the most frequent class, mean over a column's runs; None if it is
         unknown or the metric is no accuracy."""
         metric = metrics.drawn(metric or self.reproduction.metric)
         records = [record for (_, at), place in self.places.items() if at == column for record in place.records]

@@ -69,11 +69,11 @@ EVERYTHING = Selection()
 """Whole files, unchanged."""
 
 
-def flat(change: Mapping[str, Any], under: str = "") -> Iterator[str]:
+def dotted_settings(change: Mapping[str, Any], under: str = "") -> Iterator[str]:
     """Nested settings as `dotted.key=value`."""
     for key, value in change.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{under}{key}.")
+            yield from dotted_settings(value, f"{under}{key}.")
         else:
             yield f"{under}{key}={_literal(value)}"
 

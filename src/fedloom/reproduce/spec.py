@@ -34,7 +34,7 @@ FACTORS = {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}
 """By which a raw value is multiplied to be in a unit; of any other unit it is as it is."""
 MANIFESTS = {"modelnet10": "ModelNet-10"}
 """Titles of data that come as a manifest, by the first word of its file's name."""
-PICTURES = ("curves", "bytes", "columns", "bars", "holdings", "choices")
+PICTURES = ("curves", "bytes", "columns", "bars", "partition", "mixing")
 AT = " @ "
 
 
@@ -145,7 +145,7 @@ class Multiverse(_SpecModel):
     pairs: tuple[tuple[str, str], ...] = Field(min_length=1)
     """Rows to compare: the claimed one, and its rival under the same reading."""
     metrics: dict[str, str] = Field(min_length=1)
-    """Metrics by a label, which may be empty; shares, of which more is better."""
+    """Metrics by a label, which may be empty; shares, of which higher is better."""
     without: tuple[str, ...] = ()
     """Columns to leave out."""
 
@@ -204,15 +204,16 @@ class Reproduction(_SpecModel):
     """The metric of a cell: see `fedloom.reproduce.metrics`."""
     unit: _Unit = "%"
     """The unit of published and shown numbers, such as % for shares or MB for bytes."""
-    better: Literal["more", "less"] = "more"
-    """Whether more or less is better."""
+    better: Literal["higher", "lower"] = "higher"
+    """Whether higher or lower values are better."""
     across: str = ""
     """The quantity that columns vary."""
     oracle: str = ""
     """A row that shows what could be gained, such as training on all rows."""
     pictures: tuple[str, ...] = ()
-    """Some of `PICTURES`. curves: the metric by iteration. bytes: by bytes sent. columns: rows as lines over the
-    columns' values. bars: rows side by side. holdings: who holds what. choices: who chose whom."""
+    """Pictures to draw. curves: the metric by iteration. bytes: the metric by bytes sent. columns: rows as lines over
+    the columns' values. bars: rows side by side. partition: rows of each class at each client. mixing: the weights with
+    which clients mix each other's models."""
     rows: tuple[Row, ...] = Field(min_length=1)
     columns: tuple[Column, ...] = Field(min_length=1)
     claims: tuple[Claim, ...] = ()
@@ -274,7 +275,7 @@ class Reproduction(_SpecModel):
         """
         for row in self.rows:
             for column in self.columns:
-                if only and not any(match(n, pattern) for pattern in only for n in _called(row, column)):
+                if only and not any(matches_pattern(n, pattern) for pattern in only for n in _called(row, column)):
                     continue
                 why = row.untestable.get(scale) or column.untestable.get(scale) or ""
                 runs = () if why else tuple(self._runs(row, column, scale, seeds, change or {}))
@@ -311,7 +312,7 @@ def _called(row: Row, column: Column) -> tuple[str, str, str]:
     return row.name, column.name, f"{row.name}{AT}{column.name}"
 
 
-def match(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Whether a name matches a pattern with * and ?, ignoring case."""
     return fnmatch.fnmatchcase(name.casefold(), pattern.casefold())
 

@@ -99,8 +99,8 @@ def caption(found: TableResults) -> str:
     counts = seeds(found)
     over = f", mean ± s.d. over {fmt.span(counts)} seeds" if counts and counts[-1] > 1 else ", one seed"
     unit = "percentage points" if found.reproduction.unit == "%" else "the same unit"
-    less = ", less is better" if found.reproduction.better == "less" else ""
+    lower = ", lower is better" if found.reproduction.better == "lower" else ""
     return (
-        f"{title(found)}{over}{less}; below: the paper's number, and ours minus it in {unit}. "
+        f"{title(found)}{over}{lower}; below: the paper's number, and ours minus it in {unit}. "
         f"{OURS} our best in a column, {PAPER} the paper's best"
     )

@@ -121,7 +121,7 @@ def seeds_needed(planned: int, effect: float, deviation: float, after: int = 0) 
     return None
 
 
-def decide(
+def decide_claim(
     differences: Sequence[float],
     rule: Rule,
     *,

@@ -32,7 +32,7 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.alignment.ids import digests, normalize
-from fedloom.data.alignment.psi import PSIClient, PSIServer, announce, follow, library
+from fedloom.data.alignment.psi import PSIClient, PSIServer, announce, announced_rows, library
 
 __all__ = ["BACKENDS", "MOST", "SHARD", "Alignment", "align", "learned_privately", "normalize", "shard_count", "shards"]
 
@@ -127,7 +127,7 @@ def align(
             common = {place for place in common if active[place] in known}
             progress(next(done), steps, name)
     messages = announce(key or secrets.token_bytes(32), [active[place] for place in common])
-    rows = tuple(follow(messages, own) for own in everyone)
+    rows = tuple(announced_rows(messages, own) for own in everyone)
     rest = tuple(np.delete(np.arange(len(own), dtype=np.int64), mine) for own, mine in zip(everyone, rows, strict=True))
     plainly = [text.format(", ".join(names[:-1]), names[-1]) for text in _PLAIN]
     return Alignment(rows, rest, backend, (*learned_privately(names, cuts), _HERE) if private else tuple(plainly))

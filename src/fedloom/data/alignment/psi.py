@@ -105,7 +105,7 @@ def announce(key: bytes, digests: Sequence[bytes]) -> list[bytes]:
     return [key, *(b"".join(marks[start : start + size]) for start in range(0, len(marks), size))]
 
 
-def follow(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.ndarray:
+def announced_rows(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.ndarray:
     """A party's own rows in the announced order.
 
     Args:

@@ -71,7 +71,7 @@ def _guesses(
     if gradients is not None:
         guesses["gradients nearest"] = attacks.nearest(gradients, known, labels)
     if "prototypes" in received:
-        guesses["prototypes"] = attacks.to_prototypes(own, received["prototypes"])
+        guesses["prototypes"] = attacks.nearest_prototype(own, received["prototypes"])
     guesses["embeddings nearest"] = attacks.nearest(own, known, labels)
     guesses["completion"] = attacks.completion(own, known, labels, len(plan.data.classes))
     return guesses

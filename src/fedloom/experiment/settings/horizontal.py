@@ -25,9 +25,9 @@ from fedloom.experiment.evaluate import (
     check_score,
     client_metrics,
     client_scores,
-    groups,
+    client_spread,
+    clients_by_metric,
     recalls,
-    spread,
 )
 from fedloom.experiment.metrics import GLOBAL, OWN, TRAINING
 from fedloom.experiment.networks import architectures_of, assign_groups, networks, replace_black_boxes
@@ -145,13 +145,13 @@ class Horizontal:
         for on in plan.data.labels if final and not engine.remote else ():
             found = client_scores(engine, plan.data.labels[on], len(plan.data.classes), on, broadcast)
             for name, each in found.items():
-                for metric, value, party in spread(name if on == "test" else f"own {name}", each, engine.name):
+                for metric, value, party in client_spread(name if on == "test" else f"own {name}", each, engine.name):
                     if metric != "loss mean":  # which every evaluation has
                         yield metric, value, party
 
     def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """The accuracies of `RunSummary`, without and in each evaluation mode."""
-        measured = [groups(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
+        measured = [clients_by_metric(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
         eval_modes = {
             metric.removeprefix(f"{OWN} "): over_clients(final, metric, parties, clients)
             for those in zip(*(group.items() for group in measured), strict=True)
@@ -176,8 +176,8 @@ def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any])
     for on, eval_mode, metric in looks:
         seen = client_metrics(engine, labels[on], len(classes), on, eval_mode, broadcast)
         accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
-        for called, group in groups(metric, eval_mode, plan).items():
-            yield from spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
+        for called, group in clients_by_metric(metric, eval_mode, plan).items():
+            yield from client_spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
         if metric == GLOBAL:
             yield "loss mean", float(seen.loss.mean()), ""
             if np.isfinite(seen.agreement):
@@ -188,8 +188,10 @@ def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any])
 def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
     for eval_mode in ("", *plan.cfg.eval_modes):
         scores = call_all(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
-        for called, group in groups(f"{OWN} {eval_mode}" if eval_mode else GLOBAL, eval_mode, plan).items():
-            yield from spread(called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name)
+        for called, group in clients_by_metric(f"{OWN} {eval_mode}" if eval_mode else GLOBAL, eval_mode, plan).items():
+            yield from client_spread(
+                called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name
+            )
         if not eval_mode:
             yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
             yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""

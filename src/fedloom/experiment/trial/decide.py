@@ -108,7 +108,7 @@ def adjusted(p: Sequence[float]) -> list[float]:
     return found
 
 
-def decide(gains: Sequence[Gain], worth: float, common: Gain) -> list[OwnerVerdict]:
+def decide_owners(gains: Sequence[Gain], worth: float, common: Gain) -> list[OwnerVerdict]:
     """The verdict for each owner.
 
     Args:

@@ -11,7 +11,7 @@ from fedloom.core.objects import find
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, SplitColumns
-from fedloom.data.own import encoded, look
+from fedloom.data.own import encoded, interpret
 
 FEWEST_ROWS = 12
 """Rows of an owner below which it cannot be split twice."""
@@ -67,7 +67,7 @@ def read_owners(source: Any, options: DataOptions, ordered: SplitColumns) -> Own
     Raises:
         DataError: as `fedloom.data.own.look`, or there are fewer than two owners.
     """
-    found, images = look(source, options, ordered=ordered)
+    found, images = interpret(source, options, ordered=ordered)
     if found.table.groups is None:
         guess = f", perhaps {found.group_guess!r}" if found.group_guess else ""
         raise DataError(f"A trial needs the column of the owners, such as hospitals: name it as group{guess}.")

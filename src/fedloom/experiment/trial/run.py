@@ -16,7 +16,7 @@ from fedloom.core.ledger import Ledger
 from fedloom.core.scores import auc, balanced_accuracy
 from fedloom.experiment.run import one_thread
 from fedloom.experiment.trial.candidates import ALONE, FOREST, TRIED, Candidate, candidates, infeasible, train
-from fedloom.experiment.trial.decide import decide, gain
+from fedloom.experiment.trial.decide import decide_owners, gain
 from fedloom.experiment.trial.owners import Owners, split_rows, split_time, standardized
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
 
@@ -285,7 +285,7 @@ def _summary(
     gains = [gain(differences[:, i], ratios[i]) for i in range(len(owners.names))]
     weights = np.array([_precision(owners.data.y[owners.rows(i)]) for i in range(len(owners.names))])
     common = gain([_weighted(row, weights) for row in differences], float(np.average(ratios, weights=weights)))
-    verdicts = decide(gains, config.worth, common)
+    verdicts = decide_owners(gains, config.worth, common)
     label = max(chosen, key=lambda name: chosen[name])
     cards = {}
     role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")

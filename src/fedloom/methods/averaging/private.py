@@ -72,12 +72,12 @@ def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
     epochs = cfg.epochs + (cfg.head_epochs if cfg.personal_head else 0)
     found = []
     for count, rounds in Counter(map(round, rows)).items():
-        size, each = plan(cfg, count)
+        size, each = subset_steps(cfg, count)
         found.append(Releases(cfg.dp.sigma, rounds * epochs * each, size / count))
     return found
 
 
-def plan(cfg: Any, rows: int) -> tuple[int, int]:
+def subset_steps(cfg: Any, rows: int) -> tuple[int, int]:
     """The mean number of rows of a step, and the number of steps of an epoch over this many rows."""
     size = min(cfg.batch_size, rows)
     return size, -(-rows // size)
@@ -100,7 +100,7 @@ def check(party: Party[Any]) -> None:
 def dp_sgd(party: Party[Any], *, t: int) -> None:
     """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
     cfg, rows = party.cfg, len(party.data)
-    size, each = plan(cfg, rows)
+    size, each = subset_steps(cfg, rows)
     epochs = steps.local_epochs(party, t)
     charge(party, cfg.dp.sigma, len(epochs) * each, size / rows)
     party.note(ROWS, float(rows))

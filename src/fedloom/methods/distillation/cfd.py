@@ -14,8 +14,8 @@ clients learn from the answers of g:
     client  KL(g || p_n)            on the same batch
 
 Answers are sent as logits. With `bits` b they are sent as quantized probabilities: multiples of 1/(2^b - 1) that sum to
-1, in ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row. With `delta` a row is sent only if it
-differs from the one sent for it last, and one bit for each row says whether it is.
+1, in ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row. With `delta_coding` a row is sent only if
+it changed since it was last sent, and one bit for each row says whether it is sent.
 
 Differs:
     The paper exchanges the labels of all public rows once in a round, clients begin the next round with passes over
@@ -54,7 +54,7 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
     """Bits per probability in clients' labels; None for logits in the `coding`."""
     bits_down: int | None = Field(None, ge=1, le=8)
     """Bits per probability in the server's labels; None for logits."""
-    delta: bool = False
+    delta_coding: bool = False
     """Delta coding: whether only rows that changed since they were last sent are sent."""
 
     @model_validator(mode="after")
@@ -63,15 +63,15 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
             raise ValueError(
                 f'params.bits does not combine with params.coding = "{self.coding}": set coding = "float32"'
             )
-        if self.delta and self.bits is None and self.bits_down is None:
-            raise ValueError("params.delta = true needs quantized labels: set params.bits or params.bits_down")
+        if self.delta_coding and self.bits is None and self.bits_down is None:
+            raise ValueError("params.delta_coding = true needs quantized labels: set params.bits or params.bits_down")
         return self
 
     def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch."""
         if self.bits is None:
             return self.template(classes)
-        if self.delta:
+        if self.delta_coding:
             return {"changed": Shape("uint8", size_of(self.batch_size, 1)), "rows": Shape("uint8", None)}
         return Shape("uint8", size_of(self.batch_size * classes, self.bits))
 
@@ -80,17 +80,17 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
 
 
 def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
-    """With `delta` the last labels (|P|, K) of one client in one direction, zeros at first; without it (0, K).
+    """With `delta_coding` the last labels (|P|, K) of one client in one direction, zeros at first; without it (0, K).
 
     Raises:
         ConfigError: a batch could hold one row twice.
     """
     size = party.cfg.batch_size
-    rows = len(party.public_set.rows) if party.cfg.delta and bits is not None else 0
+    rows = len(party.public_set.rows) if party.cfg.delta_coding and bits is not None else 0
     if 0 < rows < size:
         raise ConfigError(
-            f"params.delta needs at least params.batch_size = {size} public rows, not {rows}: raise data.public_rows "
-            "or lower params.batch_size"
+            f"params.delta_coding needs at least params.batch_size = {size} public rows, not {rows}: raise "
+            "data.public_rows or lower params.batch_size"
         )
     return torch.zeros(rows, party.context.classes, dtype=torch.uint8, device=party.context.device)
 
@@ -106,7 +106,7 @@ def encode_answer(
     if cfg.bits is None:
         return cfg.encode(logits), sent
     labels = quantized(F.softmax(logits, -1), cfg.bits)
-    if not cfg.delta:
+    if not cfg.delta_coding:
         return pack(labels, cfg.bits), sent
     rows, before = public_numbers(client, t, i), torch.zeros_like(sent) if restart else sent
     return changes(labels, before[rows], cfg.bits), before.index_copy(0, rows, labels)
@@ -117,7 +117,7 @@ def decode_labels(client: Party[CFDConfig], message: Any, heard: Tensor, t: int,
     cfg, classes = client.cfg, client.context.classes
     if cfg.bits_down is None:
         return F.softmax(cfg.decode_dense(message, classes), -1), heard
-    if not cfg.delta:
+    if not cfg.delta_coding:
         labels = checked(unpack(message, cfg.bits_down, cfg.batch_size, classes), cfg.bits_down)
         return probabilities(labels), heard
     rows = public_numbers(client, t, i)
@@ -203,7 +203,7 @@ class CFDServer(Party[CFDConfig]):
         )
 
     def restarts(self, clients: Sequence[int]) -> dict[int, dict[str, bool]]:
-        """With `delta`: whether each client restarts without memory, which is then all zeros; labels never are."""
+        """With `delta_coding`: whether each client restarts without memory, that is with zeros, which no label has."""
         if not len(self.held[0]):
             return {}
         return {n: {"anew": not self.held[n].any()} for n in clients}
@@ -223,7 +223,7 @@ class CFDServer(Party[CFDConfig]):
         if cfg.bits is None:
             return {n: F.softmax(cfg.decode(sent, classes), -1) for n, sent in replies.items()}
         labels = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
-        if cfg.delta:
+        if cfg.delta_coding:
             rows = public_numbers(self, t, i)
             for n, own in labels.items():
                 self.held[n, rows] = own
@@ -234,7 +234,7 @@ class CFDServer(Party[CFDConfig]):
         """Client n's quantized labels (B, K)."""
         cfg = self.cfg
         assert cfg.bits is not None
-        if cfg.delta:
+        if cfg.delta_coding:
             return merged(sent, self.held[n, public_numbers(self, t, i)], cfg.bits)
         return checked(unpack(sent, cfg.bits, cfg.batch_size, self.context.classes), cfg.bits)
 
@@ -247,12 +247,12 @@ class CFDServer(Party[CFDConfig]):
             self.descend(x, kl_gradient(mean, self.forward(x)) / len(x))
 
     def teach(self, clients: Iterable[int], *, t: int, i: int) -> tuple[dict[str, Tree], dict[int, dict[str, Tree]]]:
-        """The labels (B, K) of g in evaluation mode, encoded: one message for all, or with `delta` one for each."""
+        """The labels (B, K) of g in evaluation mode, encoded; with `delta_coding`, one message for each client."""
         cfg, logits = self.cfg, self.infer(public_batch(self, t, i))
         if cfg.bits_down is None:
             return {"labels": cfg.encode_dense(logits)}, {}
         labels = quantized(F.softmax(logits, -1), cfg.bits_down)
-        if not cfg.delta:
+        if not cfg.delta_coding:
             return {"labels": pack(labels, cfg.bits_down)}, {}
         rows = public_numbers(self, t, i)
         each: dict[int, dict[str, Tree]] = {}
@@ -300,7 +300,7 @@ METHODS = (
         client=CFDClient,
         server=CFDServer,
         black_box=CFDBlackBox,
-        presets={"paper": {"bits": 1, "delta": True}, **trust.PRESETS},
+        presets={"paper": {"bits": 1, "delta_coding": True}, **trust.PRESETS},
         needs=("public rows", "public rows at the server"),
     ),
 )

@@ -94,14 +94,14 @@ class FedDFClient(Party[TrainingConfig]):
 
     def update(self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Tree]:
         """τ steps on own rows, from the group's model."""
-        load_model(self.net, weights, statistics)
+        set_model(self.net, weights, statistics)
         self.train(partial(cross_entropy, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
         return {**model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the group's model."""
         if broadcast:
-            load_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
+            set_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
 
 
 @final
@@ -132,7 +132,7 @@ class FedDFServer(Party[FedDFConfig]):
         teachers, logits = group_networks(self), {}
         for n, reply in replies.items():
             teacher = teachers[str(self.context.groups[n])]
-            load_model(teacher, reply["weights"], reply["statistics"])
+            set_model(teacher, reply["weights"], reply["statistics"])
             logits[n] = teacher.infer(x)
         finite = {n: f for n, f in logits.items() if f.isfinite().all()}
         self.note("rejected teachers", len(logits) - len(finite))
@@ -148,7 +148,7 @@ class FedDFServer(Party[FedDFConfig]):
             target, _ = trust.average(self, list(logits), lambda: numbers, F.softmax(f, -1), f)
         models: dict[str, Any] = {}
         for g, network in group_networks(self).items():
-            load_model(network, **self.models[g])
+            set_model(network, **self.models[g])
             losses.append(distil(network, x, target, batches))
             models[g] = map_tensors(torch.clone, model_of(network))
         self.models = models
@@ -248,7 +248,7 @@ def model_of(network: Network) -> Model:
     return {"weights": state["params"], "statistics": floats_of(state["buffers"])}
 
 
-def load_model(network: Network, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+def set_model(network: Network, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
     """Load a model into a network."""
     network.load("params", weights)
     network.load("buffers", {**network.state()["buffers"], **statistics})

@@ -52,7 +52,7 @@ class FedDFALClient(Party[FedALConfig]):
 
     def begin(self, *, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
         """Load the group's model."""
-        feddf.load_model(self.net, weights, statistics)
+        feddf.set_model(self.net, weights, statistics)
 
     def local_train(self, *, t: int) -> None:
         """The local stage."""
@@ -75,7 +75,7 @@ class FedDFALClient(Party[FedALConfig]):
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the group's model, if it is broadcast."""
         if broadcast:
-            feddf.load_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
+            feddf.set_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
 
 
 @final

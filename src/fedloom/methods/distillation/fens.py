@@ -43,7 +43,7 @@ from fedloom.core.page import (
     weighted_mean,
 )
 from fedloom.methods.distillation import steps
-from fedloom.methods.distillation.feddf import load_model, model_of
+from fedloom.methods.distillation.feddf import model_of, set_model
 from fedloom.methods.steps import cross_entropy
 
 Aggregator: TypeAlias = Literal["mean", "weights", "class-weights", "network"]
@@ -167,7 +167,7 @@ class FensClient(Party[FensConfig]):
         z = x.new_zeros(len(x), self.context.parties, self.context.classes)
         for n, member in self.members.items():
             with self.scratch():
-                load_model(self.net, **member)
+                set_model(self.net, **member)
                 z[:, int(n)] = self.net.infer(x)
         return z
 

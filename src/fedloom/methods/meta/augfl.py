@@ -331,7 +331,7 @@ class AugFLServer(Party[AugFLConfig]):
         if cfg.crd:
             gradients = {net: {k: slopes.pop(f"{net} {k}") for k in m} for net, m in maps.items()}
             moved = crd.descend(self.crd["maps"], gradients, cfg.crd_lr, cfg.crd_weight_decay)
-            banks = crd.remember(self.crd["banks"], which, vectors, cfg.crd_momentum)
+            banks = crd.update_banks(self.crd["banks"], which, vectors, cfg.crd_momentum)
             self.crd = {"maps": moved, "banks": banks, "z": z}
         return slopes
 

@@ -78,7 +78,7 @@ def descend(maps: Maps, gradients: Maps, lr: float, decay: float) -> dict[str, d
     return {net: {k: w - lr * (gradients[net][k] + decay * w) for k, w in maps[net].items()} for net in BOTH}
 
 
-def remember(
+def update_banks(
     banks: Mapping[str, Tensor], which: Tensor, vectors: Mapping[str, Tensor], momentum: float
 ) -> dict[str, Tensor]:
     """The banks with the vectors (B, width) of rows `which` (B,) mixed in; `momentum` is the old entries' share."""

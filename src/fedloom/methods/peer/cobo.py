@@ -102,8 +102,8 @@ class CoboPeer(Party[CoboConfig]):
         own = steps.shared_weights(self)
         w = self.helpers["w"].clone()
         for j, reply in inbox.items():
-            mine = flat(self.gradient_between(t, own, reply["weights"]))
-            agreement = similarity(mine, flat(reply["gradient"]), self.cfg.similarity)
+            mine = flat_gradient(self.gradient_between(t, own, reply["weights"]))
+            agreement = similarity(mine, flat_gradient(reply["gradient"]), self.cfg.similarity)
             w[int(j)] = new_weight(w[int(j)], agreement, self.cfg.gamma)
         self.helpers = {"w": w}
 
@@ -145,7 +145,7 @@ class CoboPeer(Party[CoboConfig]):
 # -- the equations ------------------------------------------------------------------------------------
 
 
-def flat(gradient: Mapping[str, Tensor]) -> Tensor:
+def flat_gradient(gradient: Mapping[str, Tensor]) -> Tensor:
     """A gradient (d,), its tensors one after the other."""
     return torch.cat([g.flatten() for g in gradient.values()])
 

@@ -108,7 +108,7 @@ class FedericoPeer(Party[FedericoConfig]):
         near = [j for j in self.context.neighbours if present[j]]
         k = len(near) if self.cfg.neighbours is None else self.cfg.neighbours
         mask = torch.zeros_like(self.mixture["known"])
-        mask[draw(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
+        mask[draw_neighbours(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
         return mask
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
@@ -157,7 +157,7 @@ def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     return torch.logsumexp(log_pi, 0) + torch.logsumexp(log_r, 1) - math.log(losses.shape[1]), log_r
 
 
-def draw(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
+def draw_neighbours(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
     """`k` keys (all, if there are fewer) without replacement: each by π, or with probability ε uniformly."""
     left = list(log_pi)
     drawn: list[int] = []

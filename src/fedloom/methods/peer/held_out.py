@@ -15,7 +15,7 @@ from fedloom.core.page import Party, Tree, epoch_plan
 from fedloom.methods import steps
 
 
-def split(party: Party[Any]) -> tuple[Tensor, Tensor]:
+def training_and_held_out(party: Party[Any]) -> tuple[Tensor, Tensor]:
     """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
     rows = len(party.data)
     order = torch.from_numpy(party.stream("validation").permutation(rows)).to(party.context.device)
@@ -26,7 +26,7 @@ def split(party: Party[Any]) -> tuple[Tensor, Tensor]:
 def train_kept(party: Party[Any], epochs: Iterable[steps.Epoch]) -> None:
     """SGD as in `steps.sgd_epochs`, on the rows that are not held out."""
     steps.reset_optimizer(party)
-    kept = split(party)[0]
+    kept = training_and_held_out(party)[0]
     for n, names in epochs:
         plan = epoch_plan(party.stream("batches", n), len(kept), 1, party.cfg.batch_size)
         party.train(partial(steps.cross_entropy, party), party.data.batches(kept[plan]), only=names)
@@ -34,7 +34,7 @@ def train_kept(party: Party[Any], epochs: Iterable[steps.Epoch]) -> None:
 
 def validation_loss(party: Party[Any], model: Mapping[str, Tensor]) -> Tensor:
     """Mean cross-entropy () of shared weights on the held-out rows, in evaluation mode, with the own head."""
-    held = split(party)[1]
+    held = training_and_held_out(party)[1]
     with party.scratch():
         steps.set_weights(party, model)
         return F.cross_entropy(party.infer(party.data.x(held)), party.data.y(held))

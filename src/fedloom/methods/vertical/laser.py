@@ -75,10 +75,10 @@ def draw_sets(here: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     place = draws.argsort(-1).argsort(-1)
     sizes = torch.arange(parties, device=here.device)
     sets = (place <= sizes[:, None]) & here[:, None, None, :]
-    return sets, torch.where(here[:, :, None], set_weights(here.sum(1), parties)[:, None, :], 0.0)
+    return sets, torch.where(here[:, :, None], subset_weights(here.sum(1), parties)[:, None, :], 0.0)
 
 
-def set_weights(m: Tensor, parties: int) -> Tensor:
+def subset_weights(m: Tensor, parties: int) -> Tensor:
     """C(m - 1, j) / (j + 1) for j = 0 … M - 1 and each m (B,): (B, M) float64, 0 where j >= m."""
     j = torch.arange(parties, device=m.device, dtype=torch.float64)
     top = (m[:, None] - 1).double()
@@ -116,7 +116,7 @@ class LaserPassive(Party[LaserConfig]):
 
     def embed(self, *, number: int, step: int) -> Tensor:
         """Embeddings (B, d) of this batch, zeros for the rows that it lacks."""
-        return steps.sent(self, number, step)
+        return steps.embed_batch(self, number, step)
 
 
 @final

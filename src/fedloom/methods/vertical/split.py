@@ -53,7 +53,7 @@ class SplitPassive(Party[steps.SplitConfig]):
 
     def embed(self, *, number: int, step: int) -> Tensor:
         """Forward to the cut: embeddings (B, d) of this batch."""
-        return steps.sent(self, number, step)
+        return steps.embed_batch(self, number, step)
 
     def embed_mixed(self, *, number: int, step: int) -> dict[str, Tensor]:
         """Embeddings (B, d) of this batch with other people in the place of those it lacks, and who they are (B,)."""

@@ -132,7 +132,7 @@ def held(party: Party[Any], number: int, step: int) -> Tensor:
     return present[rows] & (present[rows].sum() > 1)
 
 
-def sent(party: Party[Any], number: int, step: int) -> Tensor:
+def embed_batch(party: Party[Any], number: int, step: int) -> Tensor:
     """Forward to the cut: embeddings (B, d) of that batch, zeros for the rows that the party lacks."""
     here = held(party, number, step)
     if here.all():
@@ -179,7 +179,7 @@ def embeddings(party: Party[Any], *, on: str) -> Tensor:
         return party.infer(party.context.tests[on].every)
     plan = aligned_plan(party.context.seed, 0, party.context.aligned, party.cfg.batch_size)
     with party.scratch():
-        outputs = [sent(party, 0, step) for step in range(len(plan))]
+        outputs = [embed_batch(party, 0, step) for step in range(len(plan))]
     order = plan.flatten()[: party.context.aligned].argsort()  # a pass begins with each of them once
     return torch.cat(outputs)[order.to(party.context.device)]
 

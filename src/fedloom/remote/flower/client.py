@@ -43,7 +43,7 @@ def _answered(content: Any, node_config: Any) -> bytes:
     from fedloom.remote.flower.records import CALLER, unpack
     from fedloom.remote.node.config import read
     from fedloom.remote.node.service import NodeService
-    from fedloom.remote.node.store import alone
+    from fedloom.remote.node.store import lock_folder
     from fedloom.remote.rpc_errors import CallRefused, mismatch
 
     if not isinstance(node_config.get("fedloom"), str):
@@ -66,5 +66,5 @@ def _answered(content: Any, node_config: Any) -> bytes:
         finally:
             await host.close()
 
-    with alone(config.state, wait=True):
+    with lock_folder(config.state, wait=True):
         return asyncio.run(ask())

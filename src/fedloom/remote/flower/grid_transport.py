@@ -83,7 +83,7 @@ class GridTransport:
         self._wake = threading.Event()
         self._closed = False
         self._looked = -ROLL
-        self._thread = threading.Thread(target=self._run, name="fedloom-post", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fedloom-transport", daemon=True)
         self._thread.start()
 
     def there(self) -> dict[str, Presence]:
@@ -160,9 +160,9 @@ class GridTransport:
 
     def _pull(self, messages: list[_PendingCall]) -> None:
         """Receive the available answers."""
-        waiting = {pending.id: pending for pending in messages if not pending.answer.done()}
-        for message in self._grid.pull_messages(list(waiting)) if waiting else ():
-            pending = waiting.get(message.metadata.reply_to_message_id)
+        pending_by_id = {pending.id: pending for pending in messages if not pending.answer.done()}
+        for message in self._grid.pull_messages(list(pending_by_id)) if pending_by_id else ():
+            pending = pending_by_id.get(message.metadata.reply_to_message_id)
             if pending is None:
                 continue
             try:
@@ -187,29 +187,29 @@ class GridClient:
     """A connection to one node, as `fedloom.remote.engine` uses it. Made and used in one asyncio loop.
 
     Args:
-        post: the transport.
+        transport: it sends the calls.
         name: of the node, as its SuperNode is registered.
         changed: called with whether it is available, whenever that changes.
     """
 
-    def __init__(self, post: GridTransport, name: str, changed: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(self, transport: GridTransport, name: str, changed: Callable[[bool], None] = lambda _: None) -> None:
         self.sent = self.received = 0
-        self._post, self._name, self._changed = post, name, changed
+        self._transport, self._name, self._changed = transport, name, changed
         self._loop = asyncio.get_running_loop()
         self._was = self.up
-        post.watch(self._look)
+        transport.watch(self._look)
 
     @property
     def up(self) -> bool:
         """Whether its SuperNode is available, as far as the SuperLink knows."""
-        return self._name in self._post.there()
+        return self._name in self._transport.there()
 
     @property
     def problem(self) -> str:
         """Why it is not available."""
-        if self._name in self._post.twice:
+        if self._name in self._transport.twice:
             return "several SuperNodes have this name: unregister all but one"
-        others = ", ".join(sorted(self._post.there())) or "none"
+        others = ", ".join(sorted(self._transport.there())) or "none"
         return f"no SuperNode of this name; available: {others}"
 
     async def wait(self, seconds: float) -> bool:
@@ -227,7 +227,7 @@ class GridClient:
         """
         if kind == "close":  # a node holds nothing in memory between two calls
             return payload.pack({})
-        coming = self._post.send(self._name, pack({"kind": kind, "to": self._name}, body), deadline)
+        coming = self._transport.send(self._name, pack({"kind": kind, "to": self._name}, body), deadline)
         self.sent += len(body)
         try:
             answer = await asyncio.wait_for(asyncio.wrap_future(coming), deadline)

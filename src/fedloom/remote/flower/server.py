@@ -42,13 +42,13 @@ def main(grid: Any, context: Any) -> None:
     asked = RunRequest.of(context.run_config)
     if asked.folder is not None:
         settle(asked.folder, resume=asked.resume)
-    post = GridTransport(grid)
+    transport = GridTransport(grid)
     try:
-        there = partial(backend, asked=asked, post=post)
+        there = partial(backend, asked=asked, transport=transport)
         work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_log_round, backend=there)
         result = _interruptibly(work)
     finally:
-        post.close()
+        transport.close()
     _log.info("state_sha256 %s", result.summary["state_sha256"])
 
 
@@ -64,14 +64,14 @@ class RunRequest:
         nodes: names of the SuperNodes, in the order of the parties.
         folder: for the results, on this machine; None writes nothing.
         resume: whether to resume the run in it.
-        waiting: timeouts for SuperNodes.
+        timeouts: for SuperNodes.
     """
 
     run: RunConfig
     nodes: tuple[str, ...]
     folder: Path | None
     resume: bool
-    waiting: Timeouts
+    timeouts: Timeouts
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "RunRequest":
@@ -104,7 +104,7 @@ def backend(
     resume: bool,
     stop: Callable[[], bool],
     asked: RunRequest,
-    post: GridTransport,
+    transport: GridTransport,
 ) -> Backend:
     """Parties at SuperNodes.
 
@@ -114,7 +114,7 @@ def backend(
     """
 
     async def connect(names: Sequence[str], run: str, changed: Callable[[str, bool], None]) -> list[GridClient]:
-        return [GridClient(post, name, partial(changed, name)) for name in names]
+        return [GridClient(transport, name, partial(changed, name)) for name in names]
 
     def start(plan: RunPlan) -> Engine:
         if plan.method.server is None:
@@ -123,8 +123,8 @@ def backend(
             )
         return at_nodes(plan, nodes, folder, resume=resume)
 
-    waiting = replace(asked.waiting, stop=stop)
-    nodes = NodeSet(asked.nodes, Transport("flower", connect, peers=False), waiting, CALLER)
+    timeouts = replace(asked.timeouts, stop=stop)
+    nodes = NodeSet(asked.nodes, Transport("flower", connect, peers=False), timeouts, CALLER)
     return Backend(start)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from fedloom.core import fixed_point
-from fedloom.core.engine import Failure, verdict
+from fedloom.core.engine import Failure, reply_problem
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Template, Tree
 from fedloom.protect.masks import Keys, SumMember
@@ -91,7 +91,7 @@ class SumKeeper:
             MessageError: the sum's steps before are missing.
         """
         now, weight = self._sum(mask["sum"]), mask["weight"] or None
-        if (failure := verdict(reply, expect)) is not None:
+        if (failure := reply_problem(reply, expect)) is not None:
             return failure
         assert not isinstance(reply, Failure)
         try:

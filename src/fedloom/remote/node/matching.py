@@ -19,7 +19,7 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, FedloomError, MessageError
 from fedloom.data.alignment import MOST, shard_count, shards
 from fedloom.data.alignment.ids import digests
-from fedloom.data.alignment.psi import PSIServer, follow, library
+from fedloom.data.alignment.psi import PSIServer, announced_rows, library
 from fedloom.data.party_files import PartyFile
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.private import Matched, file_sha256
@@ -326,7 +326,7 @@ def _roles(matching: _MatchingState, rest: Sequence[memoryview]) -> tuple[np.nda
     """The aligned, unaligned and test rows, from positions among the common ids; raises MessageError if invalid."""
     if len(rest) < 2 or sum(map(len, rest[2:])) > 32 * min(matching.theirs, len(matching.own)):
         raise MessageError("an alignment must have positions, a key, and the marks of common ids")
-    rows = follow([bytes(part) for part in rest[1:]], matching.own)
+    rows = announced_rows([bytes(part) for part in rest[1:]], matching.own)
     found: Any = message.decode(rest[0], _LARGE)
     message.check_like(found, dict.fromkeys(_ROLES, object))
     held = [found[name] for name in _ROLES]

@@ -15,7 +15,7 @@ from fedloom.remote.credentials import Credentials
 from fedloom.remote.frames import LARGE
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.service import NodeService
-from fedloom.remote.node.store import alone
+from fedloom.remote.node.store import lock_folder
 from fedloom.remote.rpc_client import RPCClient, ServerAddress
 from fedloom.remote.rpc_errors import CallRefused
 
@@ -184,7 +184,7 @@ async def start(config: NodeConfig, service: NodeService | None = None) -> Runni
     return RunningNode(service or NodeService(config))
 
 
-async def run(
+async def run_node(
     config: NodeConfig,
     ready: Callable[[RunningNode], None] = lambda _: None,
     stopping: Callable[[], None] = lambda: None,
@@ -201,7 +201,7 @@ async def run(
     """
     if config.max_memory_mb is not None:
         limit_memory(config.max_memory_mb)
-    with alone(config.state):
+    with lock_folder(config.state):
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -90,7 +90,7 @@ class NodeService:
     ) -> None:
         self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
-        self._waiting = 0
+        self._queued = 0
         self._limit: TimeLimit | None = None
         self._node_runs: dict[str, NodeRun] = {}
         self._opening = asyncio.Lock()
@@ -497,13 +497,13 @@ class NodeService:
                 if node_run is not None and node_run.over:
                     loop.call_soon_threadsafe(self._drop, node_run)
 
-        if self._waiting >= self.config.queue:
+        if self._queued >= self.config.queue:
             raise CallRefused(rpc_errors.BUSY, f"{self.config.queue} calls are waiting at this node; try again later")
-        self._waiting += 1
+        self._queued += 1
         try:
             return await loop.run_in_executor(self._worker, turn)
         finally:
-            self._waiting -= 1
+            self._queued -= 1
 
     # -- peers -------------------------------------------------------------------------------------------------
 

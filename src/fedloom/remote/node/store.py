@@ -184,7 +184,7 @@ class Store:
 
 
 @contextmanager
-def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a node's folder against other processes.
 
     Raises:

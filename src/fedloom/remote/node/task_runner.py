@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from fedloom.core import message
-from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run
+from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run_task
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
@@ -134,7 +134,7 @@ def _task(
         assert scored.data.rows is not None
         scored.budget.spend(scored.data.rows, 1, scored.data.looks)
     try:
-        reply = run(node_run.party, order, given, watch.keep)
+        reply = run_task(node_run.party, order, given, watch.keep)
     except MethodError as error:
         _log.error("%s", error)
         raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such method") from None

@@ -21,7 +21,7 @@ from fedloom.core.errors import DataError, EngineError
 from fedloom.core.paths import lock
 from fedloom.experiment.metrics import GLOBAL, OWN
 from fedloom.experiment.result import RunSummary
-from fedloom.report.files import model, parsed, table, text
+from fedloom.report.files import csv_rows, model, parsed, text
 from fedloom.report.schema import MetricRow
 from fedloom.report.track.trackers import TRACKERS, Plain, RunInfo, Tracker
 
@@ -206,7 +206,7 @@ def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
         DataError: `metrics.csv` is damaged.
     """
     by_round: dict[int, dict[str, dict[str, float]]] = {}
-    for row in table(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ():
+    for row in csv_rows(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ():
         if not row.party.rpartition("-")[2].isdigit():  # skip numbered clients
             by_round.setdefault(row.round, {}).setdefault(row.stage, {})[row.metric] = row.value
     return [

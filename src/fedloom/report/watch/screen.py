@@ -81,21 +81,21 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
 def _accuracy(view: View, width: int) -> list[RenderableType]:
     if view.accuracy is None:
         return []
-    chance = "" if view.chance is None else f"  (always answering the most frequent class: {_percent(view.chance)})"
+    chance = "" if view.chance is None else f"  (always predicting the most frequent class: {_percent(view.chance)})"
     head = Text.assemble(f"{_clean(view.metric)} ", (_percent(view.accuracy), "bold"), (chance, "dim"))
     if len(view.points) < 2 or width < 20:
         return [head, Text()]
     values = [value for _, value in view.points]
     low, high = np.floor(min(values) * 20) / 20, np.ceil(max(values) * 20) / 20
     high = max(high, low + 0.05)
-    rows = curve(view.points, width, CURVE, (low, high), max(view.rounds, 1))
+    rows = braille_curve(view.points, width, CURVE, (low, high), max(view.rounds, 1))
     marks = {0: f"{high:.0%}", CURVE - 1: f"{low:.0%}"}
     lines = [Text.assemble((f"{marks.get(i, ''):>5} ", "dim"), (row, "cyan")) for i, row in enumerate(rows)]
     axis = Text(f"{'':6}round 0{view.rounds:>{width - 7}}", "dim")
     return [head, *lines, axis, Text()]
 
 
-def curve(
+def braille_curve(
     points: Sequence[tuple[int, float]], width: int, height: int, span: tuple[float, float], rounds: int
 ) -> list[str]:
     """A line through (round, value), drawn in braille characters of 2 by 4 dots.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from fedloom.core.errors import ConfigError
 from fedloom.core.problems import problems
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check, table
+from fedloom.experiment.reading import check, read_values
 from fedloom.reproduce.metrics import Unit, lower
 from fedloom.reproduce.spec import merged
 
@@ -79,8 +79,8 @@ class SweepConfig(_SweepModel):
     """random and tpe: seed of the draws. Seeds of runs are `seeds`."""
     metric: str = Field("accuracy", min_length=1)
     """The metric to optimize: see docs/sweep.md."""
-    better: Literal["more", "less"] | None = None
-    """Direction; None for less of a loss, bytes, seconds or an attack, and more of all others."""
+    better: Literal["higher", "lower"] | None = None
+    """Direction; None for lower of a loss, bytes, rounds, seconds or an attack, and higher of all others."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """Seeds of each trial, which is ranked by its mean."""
     confirm: tuple[int, ...] = ()
@@ -132,8 +132,8 @@ class SweepConfig(_SweepModel):
 
     @property
     def less(self) -> bool:
-        """Whether less is better."""
-        return lower(self.metric) if self.better is None else self.better == "less"
+        """Whether lower is better."""
+        return lower(self.metric) if self.better is None else self.better == "lower"
 
     @property
     def unit(self) -> Unit:
@@ -210,7 +210,7 @@ def read(
     Raises:
         ConfigError: keys, values or combinations of values are invalid; the message lists all problems, one per line.
     """
-    values = table(source, overrides, trust=trust)
+    values = read_values(source, overrides, trust=trust)
     if "compare" in values:
         raise ConfigError("[compare] and [sweep] cannot be combined. Remove one.")
     if "sweep" not in values:
@@ -234,12 +234,12 @@ def read(
     return found
 
 
-def told(setting: Setting) -> str:
+def setting_text(setting: Setting) -> str:
     """`params.lr = 0.01, params.tau = 5`."""
-    return ", ".join(f"{key} = {shown(value)}" for key, value in setting.items()) or "as in the file"
+    return ", ".join(f"{key} = {value_text(value)}" for key, value in setting.items()) or "as in the file"
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value in at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -292,7 +292,7 @@ def _invalid(sweep: Sweep) -> Iterator[str]:
                     wrong.setdefault(line, []).append(places)
         for line, places_of in wrong.items():
             for setting in _fewest(values, places_of):
-                yield f"{told(setting)}: {line}"
+                yield f"{setting_text(setting)}: {line}"
 
 
 def _fewest(values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]) -> Iterator[Setting]:

@@ -22,7 +22,7 @@ from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, 
 from fedloom.report.plots import Level, Line
 from fedloom.report.styles import SeriesStyle, series_style
 from fedloom.reproduce.markdown import markdown
-from fedloom.reproduce.sweep.config import Range, shown, told
+from fedloom.reproduce.sweep.config import Range, setting_text, value_text
 from fedloom.reproduce.sweep.run import SweepResults, Trial
 
 BEST = "best.toml"
@@ -85,7 +85,7 @@ def lead(found: SweepResults) -> str:
         return f"No setting is finished on all seeds with a finite {config.metric} yet."
     best = found.ranked[0]
     text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.metric}, "
-    text += f"mean over {_seeds(config.seeds)}: {told(best.setting)}, with {worth(found, best)}; "
+    text += f"mean over {_seeds(config.seeds)}: {setting_text(best.setting)}, with {worth(found, best)}; "
     if found.own_is_best:
         text += "that is the file's own setting, and none that was tried is better."
     else:
@@ -211,7 +211,7 @@ def _all(found: SweepResults, out: Path) -> PageSection:
     seeds = config.seeds if len(config.seeds) <= 5 else ()
     rows = []
     for trial in [*found.ranked, *lacking]:
-        settings = [shown(trial.setting[key]) if key in trial.setting else "as in the file" for key in config.keys]
+        settings = [value_text(trial.setting[key]) if key in trial.setting else "as in the file" for key in config.keys]
         is_own = trial.number and trial.folders == found.own.folders
         name = PageCell(
             f"{trial.name}, {found.own.name}" if is_own else trial.name,
@@ -271,8 +271,10 @@ def _by_value(found: SweepResults, key: str, values: Sequence[object], trials: S
     if any(len(m) > 1 for m in means):
         every = np.array([np.mean(m) if m else np.nan for m in means])
         lines.append(Line("mean of all trials with it", x, every, replace(_style(1, joined), filled=False)))
-    ticks = {float(i): fmt.shortened(shown(value), LONG) for i, value in enumerate(values)}
-    texts = [f"{shown(value)} {_written(found, y)}" for value, y in zip(values, best, strict=True) if np.isfinite(y)]
+    ticks = {float(i): fmt.shortened(value_text(value), LONG) for i, value in enumerate(values)}
+    texts = [
+        f"{value_text(value)} {_written(found, y)}" for value, y in zip(values, best, strict=True) if np.isfinite(y)
+    ]
     return _figure(found, key, lines, ticks, f"best with {fmt.together(texts)}")
 
 
@@ -288,7 +290,7 @@ def _by_range(found: SweepResults, key: str, one: Range, trials: Sequence[Trial]
     places = np.linspace(place(one.low), place(one.high), 5)
     if one.int and one.high - one.low < 4:
         places = np.array([place(value) for value in np.arange(one.low, one.high + 1)])
-    ticks = {float(at): shown(float(f"{10**at:.2g}") if one.log else float(f"{at:.3g}")) for at in places}
+    ticks = {float(at): value_text(float(f"{10**at:.2g}") if one.log else float(f"{at:.3g}")) for at in places}
     text = f"{fmt.times(len(trials), 'trial')}, from {_written(found, y.min())} to {_written(found, y.max())}"
     return _figure(found, key, lines, ticks, text)
 

@@ -15,7 +15,7 @@ from fedloom.experiment.run import RunResult, execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.metrics import value_of
 from fedloom.reproduce.plan import absent, fetch
-from fedloom.reproduce.sweep.config import Setting, Sweep, told
+from fedloom.reproduce.sweep.config import Setting, Sweep, setting_text
 from fedloom.reproduce.sweep.search import proposals
 
 
@@ -195,7 +195,7 @@ class _TrialRunner:
         try:
             return self.sweep.run(setting, seed)
         except ConfigError as error:
-            raise ConfigError(f"{told(setting)}: {error}") from None
+            raise ConfigError(f"{setting_text(setting)}: {error}") from None
 
     def _whole(self, now: Standing, before: Counter[str]) -> Standing:
         """The progress of the whole sweep; the time left is known for its last batch only."""

@@ -150,8 +150,14 @@ def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
     async def connect(names: Any, run: str, changed: Any) -> Any:
         return [node]
 
-    wire = Transport("test", connect)
-    common = {"config": "{}", "differences": lambda *_: [], "run": "0" * 32, "wire": wire, "waiting": Timeouts(start=9)}
+    transport = Transport("test", connect)
+    common = {
+        "config": "{}",
+        "differences": lambda *_: [],
+        "run": "0" * 32,
+        "transport": transport,
+        "timeouts": Timeouts(start=9),
+    }
     with NetEngine({1: "a"}, [], {1: "client-1"}, **common) as engine:
         assert engine.digests() == {1: "12"}
     assert node.asked == ["open", "digest", "digest", "close"]
