@@ -3,11 +3,11 @@
 The public names, all of them:
 
     run, compare, read              run a method: by name, file or config; on named data or on your own objects
-    Experiment, RunConfig, Result   what goes in and what comes out
-    Method, MethodConfig, Party     what a method page is made of
-    Federation, ClientContext       what a round calls parties with, and a party's private resources
-    trial                           should owners of data federate, and who gains
-    load, split                     data sets, and who holds which rows
+    Experiment, RunConfig, Result   configs and results
+    Method, MethodConfig, Party     the parts of a method page
+    Federation, ClientContext       the primitives of a round, and a party's private resources
+    trial                           whether owners of data gain by federating
+    load, split                     data sets, and their rows by client
     FedloomError                    base of every error raised on purpose
 
 Names are imported when they are first used, so that `import fedloom` costs nothing.

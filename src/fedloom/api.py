@@ -1,4 +1,4 @@
-"""Run and compare from Python, with names, files, or what a notebook holds.
+"""Run and compare from Python, with names, files, or objects of a notebook.
 
 result = fedloom.run("fedal", rounds=20, seed=1)
 result.accuracy, result.summary["bytes"]["up"]
@@ -280,7 +280,7 @@ def _named(
         if isinstance(test, float):
             given["test_fraction"] = test
         elif test is not None:
-            raise DataError("test rows need rows of training: give data as arrays, a frame or a Dataset, too")
+            raise DataError("test needs training rows: give data as arrays, a frame or a Dataset too")
         columns = {"label": label, "group": group}
         given |= {key: value for key, value in columns.items() if value is not None}
     else:

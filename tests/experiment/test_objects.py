@@ -247,7 +247,7 @@ def test_a_result_prints_in_five_lines_and_has_frames_and_a_page(tmp_path: Path)
         ({"data": (X, Y), "models": [3]}, ModelError, "must be a module, a factory or a name, not a int"),
         ({"data": (X, Y), "models": lambda one: None}, ModelError, "must take \\(input_shape, classes\\)"),
         ({"data": (X, Y), "models": nn.Linear(6, 2)}, ModelError, "must return logits of shape \\(2, 3\\)"),
-        ({"data": "digits", "test": (X, Y)}, DataError, "test rows need rows of training"),
+        ({"data": "digits", "test": (X, Y)}, DataError, "test needs training rows"),
         ({"data": (X, Y), "cleints": 3}, ConfigError, "cleints: there is no such setting"),
     ],
 )

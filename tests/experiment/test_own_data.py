@@ -223,7 +223,7 @@ def test_parties_that_hold_other_public_rows_are_reported(disk: dict[str, Path],
     mine = expected(run_plan, 0)
     assert [line.split(":")[0] for line in differences(mine, other.facts)] == ["public", "data"]
     both = f"({mine['public'][:8]}… here, {other.facts['public'][:8]}… there)"
-    mend = "copy the file that [data.wards] public names once more"
+    mend = "copy the file of [data.wards] public again"
     messages = f"its public rows are not the coordinator's: {mend} {both}"
     assert differences(mine, other.facts, "wards") == [messages]
     assert differences(mine, {**other.facts, "role": "X"}, "wards") == [

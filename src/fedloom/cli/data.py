@@ -31,8 +31,8 @@ def data(
             metavar="NAME|PATH", help="A data set: see fedloom list datasets.", autocompletion=completing("datasets")
         ),
     ] = "digits",
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a file: the column to predict.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a file: the column of the owners.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a file: the column to predict.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a file: the column of the owners.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients; default: 10, or one for each owner.")] = None,
     partition: Annotated[
         str | None,
@@ -43,7 +43,8 @@ def data(
     plot: Annotated[Path | None, typer.Option(help="File for a figure (PNG, SVG or PDF).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a file is understood to hold, with the settings to use it; or how a partition assigns rows to clients.
+    """Show how a file's columns are interpreted, with the settings to use it; or how a partition assigns rows to
+    clients.
 
     [bold]fedloom data my.csv[/]
 
@@ -51,7 +52,7 @@ def data(
 
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
 
-    Of a file, other settings of \\[data] are given by -s: id, drop, keep, missing, test, unseen. A partition is shown
+    For a file, set other settings of \\[data] with -s: id, drop, keep, missing, test, unseen. A partition is shown
     with --clients, --partition or --plot.
     """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -168,7 +169,7 @@ def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tup
 
 
 def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
-    """Print what a file is understood to hold."""
+    """Print how a file's columns are interpreted."""
     import tomli_w
 
     from fedloom.data.own import interpret

@@ -141,7 +141,7 @@ def _print_summary(
     out.print(table)
     lines = [f"written  {folder / FEDERATION}", f"Nodes dial {address}; they need no open port."]
     if local(address):
-        lines.append("That is this machine alone: give --address HOST:PORT for nodes on others.")
+        lines.append("Only this machine can reach that address: give --address HOST:PORT for nodes on other machines.")
     if methods:
         lines.append(f"Nodes allow {', '.join(sorted(methods))}: change methods in {NODE} to allow others.")
     lines += [

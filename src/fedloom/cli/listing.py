@@ -1,6 +1,7 @@
-"""What fedloom has: methods, networks, data sets, partitions, experiments and settings; and shell completion from it.
+"""Lists of methods, networks, data sets, partitions, experiments and settings, and shell completion from them.
 
-Reading it from the pages takes as long as importing PyTorch. So it is cached on disk under the digest of all source
+Reading them from the pages takes as long as importing PyTorch. So they are cached on disk under the digest of all
+source
 files: a file that was added or changed gives a new digest.
 """
 

@@ -1,4 +1,4 @@
-"""What commands share: consoles, options, and plain tables."""
+"""Consoles, options and plain tables, which all commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from rich.table import Table
 from fedloom.cli.listing import complete_setting
 
 PRIVATE = 0o077
-"""The umask of what takes part in a federation: its files are their owner's alone."""
+"""The umask of processes that take part in a federation: only the owner can read their files."""
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -41,7 +41,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 IdColumn = Annotated[str | None, typer.Option("--id", metavar="NAME", help="The id column.")]
 Trust = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Code that a file or folder from elsewhere names and that may run. Repeatable."),
+    typer.Option(metavar="NAME", help="Run this code, which a file or folder from elsewhere names. Repeatable."),
 ]
 LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json", help="Format of log lines.")]
 

@@ -118,7 +118,7 @@ def node(
 
 
 def _end_soon() -> None:
-    """End this process after `GRACE` seconds even if an operation of PyTorch is still under way: what matters is on
+    """End this process after `GRACE` seconds even if an operation of PyTorch is still under way: all results are on
     disk, and the unfinished call changes nothing."""
     timer = threading.Timer(GRACE, os._exit, (0,))
     timer.daemon = True
@@ -137,14 +137,14 @@ def verify(
 
     [bold]fedloom audit verify fed/hospital-a/state[/]
 
-    It prints the hash of the newest line. Note it on another machine: later, --noted HASH finds out whether lines up to
-    there are still the same, even for somebody who could write the whole log anew.
+    It prints the hash of the newest line. Note it on another machine: later, --noted HASH checks that the lines up to
+    there are unchanged, even if somebody rewrote the whole log.
     """
     verify = _net("fedloom.remote.node.audit").verify
     found = verify(state, noted)
-    out.print(f"{found.lines:,} lines are as they were written; the newest has the hash\n{found.newest}")
+    out.print(f"{found.lines:,} lines are unchanged; the newest has the hash\n{found.newest}")
     if found.unchained:
-        out.print(f"{found.unchained:,} older lines have no hash: they are of a version before 0.2")
+        out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
     if found.torn:
         out.print(f"{found.torn:,} lines are incomplete: the process was killed while it wrote them")
 

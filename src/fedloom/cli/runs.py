@@ -205,7 +205,7 @@ def _work(
         out.print("No round was run: the models are untrained.")
     if experiment.compare is None and "clients" in result.summary["accuracy"]:
         counted, clients = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
-        out.print(f"accuracy of {counted} of {clients} clients: the others were absent at the end, or report none")
+        out.print(f"accuracy of {counted} of {clients} clients: the others were absent, or report none")
     logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
     if logs:
         out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)

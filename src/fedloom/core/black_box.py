@@ -183,10 +183,10 @@ _FITS: weakref.WeakKeyDictionary[BlackBoxModel, tuple[bytes, CrossFit]] = weakre
 
 
 def hard_rows(targets: np.ndarray, floor: float, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows with one class each that stand for rows with soft labels (m, K): each (r,), the number of the row, its
-    class, and its weight; the weights of one row sum to about 1.
+    """Rows with one class each that stand for rows with soft labels (m, K): arrays (r,) of the row's number, class and
+    weight; the weights of one row sum to about 1.
 
-    Classes at the floor are left out, as nobody finds them likely, but for the most probable one. Unless `weighted`,
+    Classes at the floor are left out, except the most probable one. Unless `weighted`,
     each row appears once.
     """
     if not weighted:

@@ -174,7 +174,7 @@ class Federation:
         weight: str | None = None,
         min_replies: int = 0,
     ) -> SecureMean | None:
-        """One message to each party, and the weighted mean of their replies, of which nobody sees a single one.
+        """One message to each party, and the weighted mean of their replies, none of which anybody sees alone.
 
         At nodes the coordinator gets masked replies that only their sum unmasks: see `fedloom.protect.masks`. Replies
         are rounded to steps of 2^-24 and added as integers, so every engine gives the same bits.

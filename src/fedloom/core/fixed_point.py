@@ -22,7 +22,7 @@ MOST_WEIGHT: Final = 2**26
 """Limit of the sum of all weights: 2^26 times 2^13 times 2^24 is 2^63."""
 
 LEAST: Final = 3
-"""The least number of parties in a sum that hides their contributions: a sum of two tells each the other's."""
+"""The minimum number of parties in a sum that hides their contributions: a sum of two reveals to each the other's."""
 
 
 def threshold(n: int) -> int:

@@ -11,7 +11,7 @@ Graph: TypeAlias = tuple[tuple[int, ...], ...]
 """The sorted neighbours of each peer. It is undirected: if j is a neighbour of i, i is a neighbour of j."""
 
 DRAWS = 100
-"""How often a random graph is drawn at most, until one is connected."""
+"""Maximum number of draws of a random graph until one is connected."""
 
 
 class Others(Sequence[int]):

@@ -51,18 +51,18 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
         "horizontal",
         "The server has a pretrained model, and clients build its architecture to receive its weights.",
     ),
-    "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, which no federation has."),
+    "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
 }
 """Each need that a method may declare, with its setting and meaning."""
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The differential privacy of what a method sends of one kind.
+    """The differential privacy of a method's messages of one kind.
 
     Attributes:
-        message: what is covered, such as "weights".
-        adjacency: what adjacent data sets differ in.
+        message: the covered content, such as "weights".
+        adjacency: the difference between adjacent data sets.
         delta: δ.
         note: the clients' note of a round in which they release it.
         epsilon: ε of a client, from the values of this note in all rounds that have one.

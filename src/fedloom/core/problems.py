@@ -9,7 +9,7 @@ from fedloom.core.errors import did_you_mean
 from fedloom.core.renamed import renamed
 
 _KINDS: Final = {"int_": "an integer", "float_": "a number", "bool_": "true or false", "string_type": "a string"}
-"""What a setting must be, by the beginning of Pydantic's type of error."""
+"""The required kind of value, by the prefix of pydantic's error type."""
 
 
 def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:

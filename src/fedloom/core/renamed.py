@@ -71,7 +71,7 @@ REMOVED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("listen", "relay", "relay_name", "nodes.address", "--relay", "--behind", "--via-relay"), NO_RELAY),
     "--port": "give --address HOST:PORT of the coordinator",
 }
-"""What to do instead, for settings and options that were removed."""
+"""The replacement of each removed setting and option, as an instruction."""
 
 
 def renamed(path: str) -> str | None:

@@ -42,9 +42,9 @@ class Dataset:
     owners: tuple[str, ...] = ()
     """Names of the owners, if they are known: row i belongs to `owners[groups[i]]`."""
     fill: Fill = ""
-    """What replaces the missing numbers of a table, which are NaN until it is standardized; "" for none."""
+    """The replacement of missing numbers in a table, which are NaN until it is standardized; "" for none."""
     notes: tuple[str, ...] = ()
-    """Sentences on what was decided when the data was read."""
+    """Notes on the decisions that were made when the data was read."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """The encoding of a user's table, as plain JSON values: `TableEncoder.from_dict` reads it."""
     fits: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
@@ -130,7 +130,8 @@ DatasetLike: TypeAlias = Dataset | DatasetInfo
 
 
 def fit_columns(x: np.ndarray, fill: Fill) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What replaces missing numbers in each column of rows (r, F), 0 in an empty one; and the `moments` afterwards."""
+    """The replacement of missing numbers in each column of rows (r, F), 0 in an empty one; and the `moments`
+    afterwards."""
     empty = np.isnan(x).all(axis=0)
     known = np.where(empty, np.float32(0), x)
     if fill == "median":

@@ -1,4 +1,4 @@
-"""The settings of a user's own data, and what they were understood to mean."""
+"""The settings of a user's own data, and the interpretation of its columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class DataOptions:
     """The only columns that are features; empty for all; "*" stands for any text. A column named in full is kept
     also if it looks like an identifier, and hashed if it is free text."""
     missing: Missing = "refuse"
-    """What replaces a missing number: see `docs/data.md`."""
+    """The replacement of a missing number: see `docs/data.md`."""
     test: str | tuple[str, ...] | None = None
     """The column that says which rows are test rows, or the names of owners whose rows are; None to draw them."""
     unseen: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ class Understanding:
     missing: Mapping[str, int]
     """The number of missing values of each feature that has any."""
     dropped: Mapping[str, str]
-    """Columns that are no features -> why, as a clause."""
+    """The reason, as a clause, for each column that is no feature."""
     notes: tuple[str, ...] = ()
-    """Sentences on everything that was decided without being asked for."""
+    """Notes on the decisions that no setting made."""
     kept: np.ndarray = field(default_factory=lambda: np.arange(0))
     """Numbers of the rows that are used."""
     group_guess: str | None = None

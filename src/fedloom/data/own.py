@@ -65,7 +65,7 @@ def read_data(
 
 
 def read_own(source: Source, options: DataOptions, name: str | None = None) -> tuple[Dataset, Understanding]:
-    """As `read_data`, with what was understood.
+    """As `read_data`, with the interpretation of the columns.
 
     Raises:
         DataError: as `read_data`.
@@ -75,7 +75,7 @@ def read_own(source: Source, options: DataOptions, name: str | None = None) -> t
 
 
 def encoded(found: Understanding, images: np.ndarray | None) -> Dataset:
-    """The data set of what `look` found.
+    """The data set of the interpretation that `interpret` returned.
 
     Raises:
         DataError: as `encode_own`.
@@ -92,7 +92,7 @@ def encoded(found: Understanding, images: np.ndarray | None) -> Dataset:
 def interpret(
     source: Source, options: DataOptions, name: str | None = None, ordered: SplitColumns = UNORDERED
 ) -> tuple[Understanding, np.ndarray | None]:
-    """What a source is understood to be, and its images (n, C, H, W), if it has any; a table is not encoded.
+    """The interpretation of a source, and its images (n, C, H, W), if it has any; a table is not encoded.
 
     `ordered` names columns whose values `Understanding.unit` and `Understanding.time` have.
 

@@ -23,8 +23,8 @@ class RowPresence:
         seed: of the draws.
         missing: for each party, the probability that it lacks an aligned row, drawn for each row alone.
         missing_test: the same for test rows.
-        listed: key of a row -> for each party, whether it has the row, instead of draws; rows without an entry are had
-            by all.
+        listed: key of a row -> for each party, whether it has the row, instead of draws; all parties have the rows
+            without an entry.
     """
 
     seed: int = 0
@@ -71,7 +71,7 @@ def read_presence(file: Path, key: str, parties: int) -> dict[str, tuple[bool, .
     cells = [word.strip().lower() for column in table.values() for word in column]
     odd = next((word for word in cells if word not in YES + NO), None)
     if odd is not None:
-        raise DataError(f"{file} has the cell {odd!r}; a party has a row (1) or lacks it (0).")
+        raise DataError(f"{file} has the cell {odd!r}; write 1 if the party has the row, 0 if not.")
     had = np.array([word in YES for word in cells], dtype=bool).reshape(parties, len(keys)).T
     return {name: tuple(row.tolist()) for name, row in zip(keys, had, strict=True)}
 

@@ -31,7 +31,7 @@ class DataSchema:
     shape: tuple[int, ...] = ()
     """(C, H, W) of an image."""
     fill: Fill = ""
-    """What replaces missing numbers of a table, which are NaN until then; "" refuses them."""
+    """The replacement of missing numbers in a table, which are NaN until then; "" refuses them."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -44,7 +44,8 @@ class DataSchema:
         return self.shape if self.kind == "image" else (len(self.columns),)
 
     def scaling(self, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What replaces missing numbers, shift and scale: constant for images; for a table those of rows x (n, F), or
+        """The replacement of missing numbers, shift and scale: constant for images; for a table those of rows x (n, F),
+        or
         0, 0 and 1 without rows."""
         if self.kind == "image":
             return np.zeros(self.shape[0], np.float32), *pixel_scaling(self.shape[0])

@@ -2,7 +2,7 @@
 
 A *frame* is sent over a socket: a few facts and some bytes. The facts are JSON rather than a message, because they
 change in every frame, and a message's header is cached only while it is the same. A *shared buffer* is a file in memory
-that one process writes and all can read, so messages pass from worker to worker without the parent.
+that one process writes and all can read, so messages go from worker to worker without the parent.
 """
 
 import json

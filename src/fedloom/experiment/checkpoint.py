@@ -44,7 +44,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def _locked_draft(draft: Path) -> Iterator[BinaryIO]:
-    """The draft, locked and empty. A draft left by a killed process is reused."""
+    """The draft, locked and empty. A draft that a killed process left is reused."""
     while True:
         with draft.open("ab") as file:
             lock(file, wait=True)

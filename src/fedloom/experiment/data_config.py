@@ -54,8 +54,8 @@ class DataConfig(Section):
     """The only columns of a file that are features; empty for all. A column named in full is kept also if it looks like
     an identifier, and hashed if it is free text."""
     missing: Missing = "refuse"
-    """What replaces a missing number of a file: nothing, so that it is refused; the median; the most frequent one; or
-    the median and a column that says so. It is fitted on public rows, or on each owner's own training rows."""
+    """The replacement of a missing number in a file: none, so that it is refused; the median; the most frequent one; or
+    the median and a column that marks it. It is fitted on public rows, or on each owner's own training rows."""
     test: str | tuple[str, ...] | None = None
     """Test rows of a file: a share (as test_fraction), the column that says train or test, or names of owners."""
     row_schema: SchemaConfig | None = None

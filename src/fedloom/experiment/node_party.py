@@ -114,7 +114,7 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], own: str = "
     different = [key for key in keys if mine.get(key) != theirs.get(key)]
     messages = []
     if own and "public" in different:
-        mend = f"copy the file that [data.{own}] public names once more"
+        mend = f"copy the file of [data.{own}] public again"
         both = _both(mine.get("public"), theirs.get("public"))
         messages = [f"its public rows are not the coordinator's: {mend} ({both})"]
         different = [key for key in different if key not in ("public", "data")]  # data is a hash of public too

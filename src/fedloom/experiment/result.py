@@ -92,10 +92,10 @@ class AttackSuccess(FileSchema):
 
 
 class PrivacySpent(FileSchema):
-    """The differential privacy of what was sent of one kind.
+    """The differential privacy of the messages of one kind.
 
-    `adjacency` says what adjacent data sets differ in; `epsilon` is over the clients that sent it. `simulated` noise
-    comes from the run's seed and protects nobody.
+    `adjacency` is the difference between adjacent data sets; `epsilon` is over the clients that sent it. `simulated`
+    noise comes from the run's seed and protects nobody.
     """
 
     message: str

@@ -149,7 +149,7 @@ def check(file: Path, module: nn.Module, what: str) -> None:
     Args:
         file: of weights.
         module: the network.
-        what: its name, for error messages.
+        what: the network's name, for error messages.
 
     Raises:
         CheckpointError: a tensor does not fit.

@@ -1,7 +1,7 @@
 """The differential privacy of Gaussian noise: (ε, δ) of releases, alone, repeated, on random subsets, and mixed.
 
 A release adds noise of standard deviation σ Δ to a vector of sensitivity Δ: adjacent data sets move it by at most Δ in
-L2 norm. What is adjacent, and so Δ, is the caller's to state. A release on a random subset is that of a sum over rows,
+L2 norm. The caller defines adjacency, and with it Δ. A release on a random subset is that of a sum over rows,
 of which each is included independently with the same probability, the rate; adjacent data sets then differ in one row
 that one of them lacks or counts as nothing, and the draw of the subset must be secret.
 
@@ -25,7 +25,7 @@ Direction: TypeAlias = Literal["removed", "added"]
 REPLACED: Final = "one row of a client is replaced by another; the number of rows is public"
 ABSENT: Final = "one row of a client counts as nothing; the number of rows is public"
 CLIENT: Final = "the updates of one client count as nothing"
-"""What adjacent data sets differ in."""
+"""The difference between adjacent data sets."""
 POINTS: Final = 1 << 16
 """Points of the grid on which privacy losses are composed."""
 TAIL: Final = 1e-15

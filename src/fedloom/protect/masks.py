@@ -12,10 +12,10 @@ consistency check (Figure 4), among parties that can check each other's signatur
 
 The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) may be lost at any step.
 
-What it holds: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
+Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
 parties sign one U; since more than two thirds sign, a coordinator that shows two sets U to two groups finds too few
-signatures for one of them, unless more than a third of the parties help it. What it does not hold: the sum itself, and
-the difference of two sums over different parties, tell what they tell.
+signatures for one of them, unless more than a third of the parties help it. Not protected: the sum itself, and the
+difference of two sums over different parties.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ class SumMember:
             raise MessageError(f"a secure sum needs at least {LEAST} parties, not {len(listed)}")
         public = [key for keys in listed.values() for key in (keys.mask, keys.seal)]
         if len({*public}) < len(public):
-            raise MessageError("every key of a sum must be another")
+            raise MessageError("the keys of a sum must be distinct")
         for name, keys in listed.items():
             if not self._verify(name, _keys_text(self._sum, name, keys.mask, keys.seal), keys.signature):
                 raise MessageError(f"the keys of {name!a} are not signed by it")
@@ -155,7 +155,7 @@ class SumMember:
         """
         self._next(4)
         if self.name not in arrived or not {*arrived} <= self._shares.keys():
-            raise MessageError("the set of a sum must have this party, and only parties that take part")
+            raise MessageError("the set of a sum must have this party, and no party outside the sum")
         if len({*arrived}) < threshold(len(self._listed)):
             raise MessageError(f"{len({*arrived})} of {len(self._listed)} parties are too few for a secure sum")
         self._agreed = _set_text(self._sum, arrived)
@@ -172,7 +172,7 @@ class SumMember:
         if not signatures.keys() <= self._arrived or len(signatures) < threshold(len(self._listed)):
             raise MessageError("too few members have signed the set of this sum")
         if wrong := [name for name, sent in signatures.items() if not self._verify(name, self._agreed, sent)]:
-            raise MessageError(f"{wrong[0]!a} has not signed this set: the coordinator may show others another one")
+            raise MessageError(f"{wrong[0]!a} has not signed this set: the coordinator may have shown it another one")
         return {
             name: (own if name in self._arrived else key).to_bytes(SHARE, "big")
             for name, (own, key) in self._shares.items()
@@ -181,7 +181,7 @@ class SumMember:
     def _next(self, step: int) -> None:
         """Take the next step, which cannot be repeated: other arguments could open more than one sum."""
         if step != self._step + 1:
-            raise MessageError("the steps of a secure sum come once each, in their order")
+            raise MessageError("the steps of a secure sum must come once each, in order")
         self._step = step
 
     def _seal_with(self, other: str, sender: str, receiver: str) -> bytes:
@@ -213,7 +213,7 @@ def unmasked(
     if len(helpers) < t:
         raise MessageError(f"{len(helpers)} of {len(listed)} parties stayed to the end; a sum needs {t}")
     if any({*opened[name]} != {*shared} for name in helpers):
-        raise MessageError("a party opened other shares than those asked for")
+        raise MessageError("a party opened shares that were not requested")
     weights = _lagrange([places[name] for name in helpers])
 
     def secret(name: str) -> bytes:

@@ -9,7 +9,7 @@ are equal, which may depend on a single row. Averaging many replies is what the 
 
 The last bits of a floating-point number can tell which sums are possible (I. Mironov, "On Significance of the Least
 Significant Bits for Differential Privacy", CCS 2012). So sum and noise are rounded to one lattice before they are
-added. What is rounding of the noise is post-processing; that of the sum adds at most √d steps to the sensitivity of d
+added. Rounding the noise is post-processing; rounding the sum adds at most √d steps to the sensitivity of d
 numbers, and the noise grows with it.
 """
 

@@ -35,11 +35,11 @@ def read_config(path: Path, kind: type[ConfigT], hint: str) -> ConfigT:
 
     Args:
         path: the TOML file.
-        kind: what it must hold.
+        kind: the config that it must hold.
         hint: what to do if the file cannot be read.
 
     Raises:
-        ConfigError: everything that is wrong with the file, one line each.
+        ConfigError: all errors in the file, one per line.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -121,7 +121,7 @@ class Credentials:
 
     @property
     def shown(self) -> bytes:
-        """The certificate in PEM, with any intermediate ones: what others need to check `sign`."""
+        """The certificate in PEM, with any intermediate ones, by which others check `sign`."""
         return self._certificate
 
     def sign(self, text: bytes) -> bytes:
@@ -139,9 +139,9 @@ class Credentials:
         """Whether a text was signed by the owner of a certificate of this CA for `name`, which is valid now.
 
         Args:
-            name: who should have signed.
+            name: of the expected signer.
             shown: their certificate in PEM, as `shown`.
-            text: what was signed.
+            text: the signed text.
             signature: of it.
         """
         try:

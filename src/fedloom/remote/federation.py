@@ -95,6 +95,6 @@ def read(path: Path) -> FederationConfig:
     """The federation of a file; paths in it are relative to its folder.
 
     Raises:
-        ConfigError: everything that is wrong with the file, one line each.
+        ConfigError: all errors in the file, one per line.
     """
     return read_config(path, FederationConfig, "give its path by --federation; fedloom certs writes one")

@@ -93,7 +93,7 @@ class FrameError(Exception):
 
 
 def printable(words: str) -> str:
-    """Another party's words, shortened to `MOST_WORDS` and without control characters."""
+    """A text from another party, shortened to `MOST_WORDS` and without control characters."""
     return "".join(c for c in words[:MOST_WORDS] if c.isprintable())
 
 

@@ -47,7 +47,7 @@ _log = logging.getLogger("fedloom.net")
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Whether a record of gRPC tells of more than a cancelled call.
+    """Whether a log record of gRPC reports more than a cancelled call.
 
     gRPC logs a call that is cancelled before its first step as an unhandled exception, with a traceback. A server that
     stops cancels such calls, as do callers that leave.

@@ -19,7 +19,7 @@ def check_node_count(parties: int, nodes: int, colocated: int) -> None:
     """Refuse a number of nodes that differs from the number of parties not colocated with the coordinator.
 
     Raises:
-        ConfigError: with what to change.
+        ConfigError: the numbers differ; the message names the setting to change.
     """
     if parties != nodes:
         raise ConfigError(

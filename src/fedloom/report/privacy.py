@@ -7,7 +7,7 @@ from fedloom.report.read import Run
 
 
 def privacy(run: Run) -> PageSection | None:
-    """What has a guarantee, between which data sets, and ε of each client; None without any."""
+    """The messages with a guarantee, the adjacency of data sets, and ε of each client; None without any."""
     found = run.summary.privacy
     if not found:
         return None
@@ -22,11 +22,11 @@ def privacy(run: Run) -> PageSection | None:
         for one in found
     ]
     columns = ("Message", "Adjacent data sets: between two of them", "ε of a client", "δ", "Clients")
-    table = PageTable("What has a guarantee", columns, rows, words=2)
-    points = ["All else that clients send, such as scores of their own rows, is not covered."]
+    table = PageTable("Messages with a guarantee", columns, rows, words=2)
+    points = ["The guarantee does not cover other messages, such as scores of their own rows."]
     if any(one.simulated for one in found):
         points.append(
-            "Simulated: the noise was drawn from the run's seed, which anybody can repeat. The accuracy is that of a "
+            "Simulated: the noise was drawn from the run's seed, so anybody can repeat it. The accuracy is that of a "
             "private run; the guarantee holds only where parties have a secret of their own, as nodes do."
         )
     return PageSection(

@@ -147,7 +147,7 @@ def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
     caption = f"All messages of one run of {card.method}, from its ledger. Rows and labels never leave an owner."
     table = PageTable(caption, ("from → to", "kind", "content", "size", "messages"), rows, words=3)
     text = f"An owner sends {fmt.size(card.sent)} and receives {fmt.size(card.received)} in a run."
-    return PageSection("What is sent, and to whom", text=[text], tables=[table])
+    return PageSection("Messages by sender and receiver", text=[text], tables=[table])
 
 
 def _methods(result: TrialResult) -> PageSection:

@@ -260,7 +260,8 @@ class ClaimTest:
             chance = self.found.chance(at[1], self.metric)
             mean = self.found.number(*at, drawn(self.metric), "%").mean if chance is not None else None
             if chance is not None and mean is not None and mean <= 100 * chance:
-                return f"{AT.join(at)} has {mean:.1f} %, and always the most frequent class {100 * chance:.1f} %"
+                frequent = f"always predicting the most frequent class has {100 * chance:.1f} %"
+                return f"{AT.join(at)} has {mean:.1f} %, and {frequent}"
         return ""
 
     def _headroom(self, part: Sequence[Term]) -> float | None:
@@ -278,7 +279,7 @@ class ClaimTest:
         return best - float(np.mean([*self._mean(low).values()]))
 
     def result(self, decision: Decision) -> ClaimResult:
-        """The verdict with all that a page shows."""
+        """The claim with its verdict, for the page."""
         by_seed = self.differences[0] if self.differences else {}
         if len(self.differences) > 1:  # the part that decides
             means = {at: float(np.mean([*part.values()])) for at, part in enumerate(self.differences)}

@@ -161,7 +161,7 @@ def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[st
     return Page(
         title="Reproduced tables and figures",
         subtitle=f"{fmt.capital(scale)} scale · {number}",
-        lead="The claims of papers about their numbers, tested on ours.",
+        lead="The claims of papers about their results, tested on our runs.",
         warning=" ".join(notes),
         tiles=[
             Tile(fmt.capital(verdict), f"{count} of {sum(verdicts)}", "claims")

@@ -155,7 +155,7 @@ def _claims(claims: Sequence[ClaimResult]) -> PageSection:
         for c in claims
     ]
     columns = ("Claim", "Compared", "Verdict", INTERVAL, "Seeds", "Differences by seed")
-    shown = PageTable("The paper's claims about these numbers, tested on ours", columns, rows, words=6, prose=True)
+    shown = PageTable("The paper's claims about these results, tested on our runs", columns, rows, words=6, prose=True)
     return PageSection("Claims", text=[RULE], tables=[shown])
 
 

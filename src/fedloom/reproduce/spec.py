@@ -31,7 +31,7 @@ SYSTEMS = {
 }
 """The papers, by the first word of a file's name."""
 FACTORS = {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}
-"""By which a raw value is multiplied to be in a unit; of any other unit it is as it is."""
+"""The factor from a raw value to each unit; 1 for any other unit."""
 MANIFESTS = {"modelnet10": "ModelNet-10"}
 """Titles of data that come as a manifest, by the first word of its file's name."""
 PICTURES = ("curves", "bytes", "columns", "bars", "partition", "mixing")
@@ -209,7 +209,7 @@ class Reproduction(_SpecModel):
     across: str = ""
     """The quantity that columns vary."""
     oracle: str = ""
-    """A row that shows what could be gained, such as training on all rows."""
+    """A row that bounds the possible gain, such as training on all rows."""
     pictures: tuple[str, ...] = ()
     """Pictures to draw. curves: the metric by iteration. bytes: the metric by bytes sent. columns: rows as lines over
     the columns' values. bars: rows side by side. partition: rows of each class at each client. mixing: the weights with

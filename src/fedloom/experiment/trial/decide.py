@@ -3,11 +3,12 @@
 The splits of one table share rows, so their differences are not independent: the ordinary variance of their mean is too
 small. The corrected resampled t statistic replaces 1/R by 1/R + n_test / n_train (C. Nadeau and Y. Bengio, "Inference
 for the Generalization Error", Machine Learning 52, 2003). With several owners some would seem to gain by chance, so
-decisions control the false discovery rate (Y. Benjamini and Y. Hochberg, JRSS B 57, 1995): of the owners that are told
-to join, a share of at most `ALPHA` is expected to gain nothing.
+decisions control the false discovery rate (Y. Benjamini and Y. Hochberg, JRSS B 57, 1995): of the owners that are
+advised to join, a share of at most `ALPHA` is expected to gain nothing.
 
 Joining has a price, so it needs an owner's own evidence. Staying alone has none, and a federation exists only if others
-join: an owner whose own rows leave it open stays alone if the mean gain over all owners is below what is worth it.
+join: an owner whose own rows leave it open stays alone if the mean gain over all owners is below the smallest
+    worthwhile gain.
 """
 
 import math

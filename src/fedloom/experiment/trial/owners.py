@@ -16,7 +16,7 @@ from fedloom.data.own import encoded, interpret
 FEWEST_ROWS = 12
 """Rows of an owner below which it cannot be split twice."""
 FARTHEST = 10.0
-"""Standard deviations beyond which a number of a table is moved nearer, so that one row does not decide."""
+"""Numbers of a table are clipped to this many standard deviations, so that one row does not dominate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Owners:
         data: the rows, whose `groups` are the numbers of the owners and `owners` their names; not standardized.
         unit: (n,) int64; rows of one value are never split between training and test rows. None: each row alone.
         order: (n,) int64 place in time; test rows then come after training rows. None: splits are random.
-        notes: sentences on what was decided without being asked for.
+        notes: notes on the decisions that no setting made.
     """
 
     data: Dataset

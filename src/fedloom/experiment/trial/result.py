@@ -109,7 +109,7 @@ class TrialResult:
         not_tried: feasible methods that were left out.
         infeasible: methods that cannot be tried, with the reason.
         revealed: the messages of the method that was chosen most often, by sender, receiver, kind and content.
-        notes: sentences on what was decided without being asked for.
+        notes: notes on the decisions that no setting made.
         per_split: for each split and owner, the scores (alone, federated, pooled).
         seconds: the time that the trial took.
     """
@@ -157,7 +157,7 @@ def sentence(card: OwnerCard, metric: str) -> str:
     if card.decision == "alone":
         others = "; all owners together do not gain" if card.by == "all" else ""
         return f"stay alone: {known}{interval} with {card.method}{others}"
-    need = "no number of rows that is likely to be had would decide"
+    need = "no realistic number of rows would decide"
     if card.more_splits is not None:
         need = f"about {card.more_splits} splits would decide"
     elif card.more_rows is not None:

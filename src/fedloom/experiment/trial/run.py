@@ -25,7 +25,7 @@ SPLITS, MOST_SPLITS, FEWEST_SPLITS = 10, 30, 5
 WINDOW = 40
 """Rows of an owner of median size in a window of time, at least."""
 CHOICES = 5
-"""How often the candidates are chosen anew along time."""
+"""Number of times that the candidates are chosen along time."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Learning". Equation and line numbers below are the paper's; lines are those of A
 
 Each client n keeps its network f_n, its labeled rows D_n and its architecture to itself. All hold the same
 unlabeled public rows P. The server sees only logits on P: it averages them, and trains a discriminator h to tell
-which client they are from. A client learns from its own labels, then towards the others' mean and away from what
-identifies it:
+which client they are from. A client learns from its own labels, then towards the others' mean and away from the
+features that identify it:
 
     V_loc = CE(y, f_n) + KL(p_n before this stage || p_n)                                            (17)
     V_glo = KL(mean of the others || p_n) + log h(p_n)[n] + KL(p_n before this stage || p_n)         (18)
@@ -315,7 +315,7 @@ class FedALBlackBox(Party[FedALConfig]):
 
     def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
         """Lines 17-18, with the arguments of a client. The soft labels are softmax(f*), f* = T_n - G_n adv / kd: the
-        others' answer T_n, and from there a step against what identifies this client. There is no less-forgetting."""
+        others' answer T_n, and from there a step against the discriminator's gradient. There is no less-forgetting."""
         cfg, f = self.cfg, steps.public_log_probs(self, t, i)
         if cfg.kd:
             floor = steps.black_box(self).min_probability

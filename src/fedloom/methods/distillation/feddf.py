@@ -17,8 +17,8 @@ family, and clients of different architectures share a federation, but each grou
 Differs:
     The server makes a fixed number of steps at a constant rate. The original, as we recall it, makes up to 10,000 with
         a decaying rate and stops early by a validation set, which does not exist here.
-    Adam is new for every fusion, as each is a separate optimization. The clients keep one Adam for life, as in this
-        family; the original trains with SGD.
+    Adam is new for every fusion, as each is a separate optimization. The clients keep one Adam for the whole run, as in
+        this family; the original trains with SGD.
     If architectures differ, "the ensemble" means all clients' models, as the authors answered a reader.
     A group without replies keeps its model as its start, and is taught like the others.
     A model whose logits on the round's public rows are not finite is excluded from the ensemble and from its group's

@@ -2,7 +2,7 @@
 
 In a round each client makes τ steps on its own rows, then the steps that the method adds. One iteration is one local
 step, so runs with equal iterations make equally many local steps, whatever their τ. A client keeps one Adam for the
-whole run: in a prototype, a new Adam for each stage cost more than any term of these methods gained.
+whole run: in early experiments, a new Adam for each stage cost more accuracy than any term of these methods gained.
 
 A black box is an object with `fit` and `predict_proba` in place of a network. It makes no steps. Every `refit`
 iterations it is fitted again, to its own labeled rows and to the public rows with the probabilities that it received

@@ -1,1 +1,1 @@
-"""Federated meta-learning, and what it is compared with: a model to start from, that each client adapts."""
+"""Federated meta-learning and its baselines: a common initial model that each client adapts."""

@@ -1,4 +1,4 @@
-"""CoBo: peers learn with their models whom a pull towards each other helps.
+"""CoBo: peers learn, beside their models, which other models help them.
 
 Paper: D. Hashemi, L. He, M. Jaggi, "CoBo: Collaborative Learning via Bilevel Optimization", NeurIPS 2024, arXiv
 2409.05539. The algorithm is that of the authors' code.

@@ -158,7 +158,7 @@ def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_neighbours(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
-    """`k` keys (all, if there are fewer) without replacement: each by π, or with probability ε uniformly."""
+    """`k` keys (all, if there are fewer) without replacement: each drawn by π, or with probability ε uniformly."""
     left = list(log_pi)
     drawn: list[int] = []
     while left and len(drawn) < k:

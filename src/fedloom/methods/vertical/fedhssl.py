@@ -273,7 +273,7 @@ def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) ->
 
 
 def cross(fed: Federation, parties: Sequence[int], cfg: FedHSSLConfig, t: int, number: int, step: int) -> None:
-    """Cross-party step on one aligned batch. Without the first party there is nothing to agree with."""
+    """Cross-party step on one aligned batch. Without the first party there is no target."""
     which = {"number": number, "step": step}
     z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection_dim), min_replies=2)
     if 0 in z:

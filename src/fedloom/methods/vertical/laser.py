@@ -1,4 +1,4 @@
-"""LASER-VFL: vertical learning in which any set of parties may have a row, in training and in use.
+"""LASER-VFL: vertical learning in which any set of parties may have a row, in training and in prediction.
 
 P. Valdeira, S. Wang, Y. Chi, "Vertical Federated Learning with Missing Features During Training and Inference", ICLR
 2025, arXiv 2410.22564; its code Valdeira/LASER-VFL, methods/laser.py.
@@ -12,7 +12,8 @@ which is sampled: for each k in O and each size j = 1 … m one set S of that si
 with the weight C(m - 1, j - 1) / j. Its expectation is that sum, for m^2 evaluations of the head in place of
 m 2^(m - 1).
 
-A party sends zeros for a row that it lacks, and zeros are read as absence: no other message tells who has a row. A
+A party sends zeros for a row that it lacks, and zeros are read as absence: no other message states which parties have a
+    row. A
 party that does not answer is absent for the batch.
 
 Differs: there is one head, at the active party, where the paper gives each party a head and hence the labels; its own
@@ -154,7 +155,7 @@ class LaserActive(Party[LaserConfig]):
         return {m: {"cut": cuts[m].contiguous()} for m, has in who.items() if has}
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
-        """Logits (n, Z) from the embeddings (n, d) of the parties that there are."""
+        """Logits (n, Z) from the embeddings (n, d) of the available parties."""
         parts = steps.joint(contributions)
         return self.infer(set_means(parts, present(parts)))
 
@@ -184,7 +185,7 @@ PAPER = {"weighing": "paper", "epochs": 1, "batch_size": 128, "lr": 1e-4, "weigh
 METHODS = (
     Method(
         name="laser-vfl",
-        title="LASER-VFL: any set of parties, in training and in use",
+        title="LASER-VFL: any set of parties, in training and in prediction",
         paper="P. Valdeira et al.: Vertical Federated Learning with Missing Features During Training and Inference",
         family="vertical",
         config=LaserConfig,

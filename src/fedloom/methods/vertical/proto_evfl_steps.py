@@ -264,7 +264,7 @@ def perturbed(x: Tensor, kappa: float, rng: Any) -> Tensor:
 
 
 def introduce(party: Any) -> Tensor:
-    """Round 0: centre, and embed the aligned people (N_a, d)."""
+    """Round 0: calibrate the centering, and embed the aligned people (N_a, d)."""
     calibrate(party)
     return sent_embeddings(party, "first embeddings")
 

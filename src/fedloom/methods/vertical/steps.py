@@ -328,7 +328,7 @@ def passes(
 
 def backward(party: Party[Any], *, number: int, step: int, cut: Tensor) -> None:
     """A party's step of split learning: along the gradient (B, d) of the loss by what it sent for this batch. Rows that
-    it lacks count nothing; if it lacks all, it makes no step."""
+    it lacks do not count; if it lacks all, it makes no step."""
     here = held(party, number, step)
     if here.any():
         party.descend(aligned_batch(party, number, step), cut if here.all() else cut[here])

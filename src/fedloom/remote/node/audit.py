@@ -5,8 +5,8 @@ Answered calls are never dropped. Refusals have a file of their own, as anybody 
 The line is written before the answer is sent. If writing fails, the call fails, and the caller may repeat it.
 
 The lines form a chain: each holds the SHA-256 of the line before it, also across files. `verify` finds a line that was
-changed, removed or inserted. Who may write the folder can write the whole chain anew, or cut its end: against that the
-owner notes the newest hash elsewhere from time to time, and compares.
+changed, removed or inserted. Anybody who can write to the folder can rewrite the whole chain or cut its end. To detect
+this, the owner notes the newest hash elsewhere from time to time, and compares.
 """
 
 import errno
@@ -110,7 +110,7 @@ class AuditLog:
 
 
 class Verified(NamedTuple):
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
         lines: of the chain.

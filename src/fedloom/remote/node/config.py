@@ -161,7 +161,7 @@ def read(path: Path) -> NodeConfig:
     """A node's config; paths in it are relative to its folder.
 
     Raises:
-        ConfigError: everything that is wrong with the file, one line each.
+        ConfigError: all errors in the file, one per line.
     """
     config = read_config(path, NodeConfig, "give the path of a node.toml; fedloom certs writes one")
     if problems := list(_problems(config)):

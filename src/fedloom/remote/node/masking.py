@@ -20,7 +20,7 @@ MOST_SUMS: Final = 4
 """Sums of one run that a node remembers; a coordinator takes one after the other."""
 REQUEST: Final = {"run": str, "start": int, "sum": str, "step": str, "names": object}
 MASK: Final = {"sum": str, "weight": str}
-"""What a call says whose reply is masked: the sum, and the name of the weight, or ""."""
+"""The fields of a call whose reply is masked: the sum, and the name of the weight, or ""."""
 
 
 @dataclass

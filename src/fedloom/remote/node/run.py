@@ -23,7 +23,7 @@ _KEY: Final = 256
 
 @dataclass(frozen=True)
 class Scored:
-    """How a run's models may be scored on this node's own rows.
+    """The conditions under which a run's models are scored on this node's own rows.
 
     Attributes:
         data: the file and its limits.
@@ -48,7 +48,7 @@ class NodeRun:
         left: call number and bytes of replies that peers may fetch, by a secret key.
         left_bytes: size of all of them.
         heard: time of the coordinator's last heartbeat.
-        scored: what scores of its own rows need; None where there are none.
+        scored: the conditions of scores of its own rows; None where there are none.
         sums: the run's secure sums.
         over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
     """

@@ -35,13 +35,13 @@ _SUM = hashlib.blake2b().digest_size
 
 @dataclass(frozen=True)
 class StoredState:
-    """What one file says.
+    """The content of one state file.
 
     Attributes:
         start: of the coordinator whose call it was.
         call: the number of the call; -1 before the first, or `UNPLACED`.
         round: the round of it.
-        reply: to it, as it was sent; what repeats of the call get.
+        reply: to it, as it was sent, and sent again if the call is repeated.
         state: of the party.
     """
 

@@ -156,9 +156,9 @@ class SweepConfig(_SweepModel):
 
 NOT_VARIED = {
     "seed": "list seeds in `seeds`",
-    "name": "it moves no number",
-    "title": "it moves no number",
-    "engine": "it moves no number",
+    "name": "it changes no result",
+    "title": "it changes no result",
+    "engine": "it changes no result",
     "compare": "a sweep has one run",
 }
 """Keys that cannot be varied, and why."""
