@@ -43,6 +43,7 @@ AMBIGUOUS = {
     "server",
     "public",
     "form",
+    "delta",
     "words",
     "size",
     "memory",

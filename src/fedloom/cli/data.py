@@ -43,8 +43,7 @@ def data(
     plot: Annotated[Path | None, typer.Option(help="File for a figure (PNG, SVG or PDF).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a file's columns are interpreted, with the settings to use it; or how a partition assigns rows to
-    clients.
+    """Show how a file's columns are interpreted, or how a partition assigns rows to clients.
 
     [bold]fedloom data my.csv[/]
 

@@ -1,8 +1,7 @@
 """Lists of methods, networks, data sets, partitions, experiments and settings, and shell completion from them.
 
 Reading them from the pages takes as long as importing PyTorch. So they are cached on disk under the digest of all
-source
-files: a file that was added or changed gives a new digest.
+source files: a file that was added or changed gives a new digest.
 """
 
 import contextlib

@@ -45,8 +45,7 @@ class DataSchema:
 
     def scaling(self, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The replacement of missing numbers, shift and scale: constant for images; for a table those of rows x (n, F),
-        or
-        0, 0 and 1 without rows."""
+        or 0, 0 and 1 without rows."""
         if self.kind == "image":
             return np.zeros(self.shape[0], np.float32), *pixel_scaling(self.shape[0])
         if x is None:

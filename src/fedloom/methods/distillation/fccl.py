@@ -29,8 +29,7 @@ Differs:
         100 steps, and one B serves both stages: correlations over 32 rows have an error of about 0.2. A larger
         `batch_size` reduces it.
     One Adam serves pretraining and both stages in the whole run. The code makes a new one for each public batch, whose
-    steps
-        have the size of the rate whatever the gradient, and one for each private stage.
+        steps have the size of the rate whatever the gradient, and one for each private stage.
     A client that fails in a private stage skips the transfer stage. Standardized logits give the last layer's bias only
         rounding errors as gradient, which a fresh Adam turns into full steps.
     The private stage comes first, as in all methods of this family. The code has it last and takes p_previous from the

@@ -23,8 +23,7 @@ Differs:
     T is `local_dis_power` in the code, which has no weight but T². The mean includes oneself, as there.
     The code has no pretrained model: that term of FCCL is gone.
     For batches, one Adam for the whole run, without weight decay, the order of the stages, τ, `EPS`, references and
-    their
-        first step see `fedloom.methods.distillation.fccl`. The code's public batches have 128 to 256 rows.
+        their first step see `fedloom.methods.distillation.fccl`. The code's public batches have 128 to 256 rows.
     Cosines are coded as logits are, but as float16 with `coding = "top-k"`, in both directions.
 """
 

@@ -13,8 +13,7 @@ with the weight C(m - 1, j - 1) / j. Its expectation is that sum, for m^2 evalua
 m 2^(m - 1).
 
 A party sends zeros for a row that it lacks, and zeros are read as absence: no other message states which parties have a
-    row. A
-party that does not answer is absent for the batch.
+row. A party that does not answer is absent for the batch.
 
 Differs: there is one head, at the active party, where the paper gives each party a head and hence the labels; its own
 columns are those of party 0 and may be missing like any other's. The set is drawn for each row; the code draws one for
