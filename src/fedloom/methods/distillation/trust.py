@@ -1,8 +1,8 @@
 """Trust: weighing each client's answer to a public row by how near the row is to the client's own rows.
 
-A client that never saw a class answers for it all the same, and as surely, so under skewed classes the few clients
-that know it are outvoted. If client n has n_n rows of density p_n(x) and posterior p_n(y|x), the posterior of all rows
-pooled is
+A client that never saw a class still answers for it, with the same confidence. So under skewed classes the few clients
+that know the class are outvoted. If client n has n_n rows of density p_n(x) and posterior p_n(y|x), the posterior of
+all rows pooled is
 
     p(y|x) = Σ_n w_n(x) p_n(y|x),    w_n(x) = n_n p_n(x) / Σ_m n_m p_m(x)
 
@@ -82,9 +82,9 @@ class TrustSettings(BaseModel):
     trust_temperature: float = Field(0.1, gt=0)
     """Temperature of the weights by confidence (nats) and distance (units of h); a smaller one trusts fewer clients."""
     trust_neighbours: int = Field(5, ge=3)
-    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would tell single rows."""
+    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal single rows."""
     trust_bits: int | None = Field(4, ge=1, le=8)
-    """Bits of a sent distance; None for float32, which tells most about the own rows."""
+    """Bits of a sent distance; None for float32, which reveals most about the own rows."""
     trust_cap: float = Field(1.0, gt=0, le=1)
     """Largest weight of a client for a row; 0.34 withstands one liar among clients that know."""
     trust_space: str = Field("rows", pattern=r"^(rows|public:[1-9][0-9]*)$")
