@@ -88,13 +88,13 @@ def test_what_a_class_names_is_its_own(party: type[Party[Any]]) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_calls_nothing_else(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, used = local.run, set()
+    work, used = local.run_task, set()
 
     def watched(party: Party[Any], task: Any, *rest: Any) -> Any:
         used.add((type(party), task.method))
         return work(party, task, *rest)
 
-    monkeypatch.setattr(local, "run", watched)
+    monkeypatch.setattr(local, "run_task", watched)
     method, changes = VARIANTS[variant]
     values = run_of(method, "none").model_dump(mode="json")
     execute(check({"run": {**values, **changes, "faults": {}}}).run)

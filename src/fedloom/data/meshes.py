@@ -1,4 +1,4 @@
-"""Pictures of meshes from several sides: ModelNet's published OFF files to the views that a manifest lists.
+"""Renders meshes from several sides: ModelNet's published OFF files become the views that a manifest lists.
 
     render_archive(Path("ModelNet10.zip"), Path("modelnet10"))      # pictures, 12 views of each object
     make_manifest(Path("modelnet10"))                               # four parties with three views each

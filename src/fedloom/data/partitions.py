@@ -61,7 +61,7 @@ def dirichlet(
         rows: rows of each client, multinomial(rows, q_n) without replacement. If a class runs out, the shortfall is
             drawn from the other classes by q_n renormalized, or uniformly if q_n is 0 on all that are left. None
             allocates every row, those of class k in proportion to q_n[k].
-        min_rows: with rows=None, smaller clients are filled up with random rows of the largest client.
+        min_rows: with rows=None, smaller clients get random rows of the largest client.
     """
     check_rows(labels, clients, rows or min_rows)
     queues = shuffled_by_class(labels, rng)
@@ -81,7 +81,7 @@ def dirichlet_classwise(
     its fair share n / N gets no rows of the remaining classes.
 
     Differs: they draw again until every client has enough rows, which may not terminate. Here clients with fewer than
-    `min_rows` are filled up with random rows of the largest client.
+    `min_rows` get random rows of the largest client.
     """
     check_rows(labels, clients, min_rows)
     queues = shuffled_by_class(labels, rng)

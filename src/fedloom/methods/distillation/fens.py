@@ -212,7 +212,7 @@ class FensServer(Party[FensConfig]):
 
 
 def round(fed: Federation, server: FensServer, clients: Sequence[int], cfg: FensConfig, t: int) -> Iterator[str]:
-    """A round alone; or the exchange, if it has not been, and steps of the aggregator."""
+    """Local training; after `local_rounds` rounds the exchange, once, and then steps of the aggregator."""
     if t < cfg.local_rounds:
         fed.call(clients, "train_alone", shared={"t": t}, expect=None)  # line 1
         yield "local"

@@ -20,7 +20,7 @@ from fedloom.reproduce.spec import merged
 Setting: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
 CHECKED = 2000
-"""Maximum number of combinations checked in advance; beyond, only those within each table are."""
+"""Maximum number of combinations checked in advance; above it, only those within each table are checked."""
 SHOWN = 20
 """Maximum number of invalid combinations listed."""
 
