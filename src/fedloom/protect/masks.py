@@ -220,7 +220,7 @@ def unmasked(
         parts = [int.from_bytes(opened[helper][name], "big") for helper in helpers]
         value = sum(w * part for w, part in zip(weights, parts, strict=True)) % PRIME
         if value >= 2**256:
-            raise MessageError(f"the shares for {name!a} do not fit together")
+            raise MessageError(f"the shares for {name!a} are inconsistent")
         return value.to_bytes(32, "big")
 
     total: np.ndarray = np.add.reduce([*masked.values()], dtype=np.uint64)

@@ -153,8 +153,10 @@ def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
 def _methods(result: TrialResult) -> PageSection:
     chosen = [cells(name, "federated", f"{count}") for name, count in result.chosen.items()]
     chosen += [cells(name, "alone", f"{count}") for name, count in result.chosen_alone.items()]
-    table = PageTable("Number of times that each was chosen on validation rows", ("candidate", "for", "splits"), chosen,
-    words=2) reasons = [cells(name, reason) for name, reason in result.infeasible.items()]
+    table = PageTable(
+        "Number of times that each was chosen on validation rows", ("candidate", "for", "splits"), chosen, words=2
+    )
+    reasons = [cells(name, reason) for name, reason in result.infeasible.items()]
     reasons += [cells(name, "feasible; add it with --method") for name in result.not_tried]
     left_out = PageTable("Methods that were left out", ("method", "reason"), reasons, words=2, prose=True)
     tried = f"Candidates for federating: {'; '.join(result.tried)}."
