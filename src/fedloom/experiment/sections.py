@@ -19,7 +19,8 @@ from fedloom.data.tables import read_csv
 
 
 class Section(BaseModel):
-    """Frozen; unknown settings are refused; a docstring under a setting describes it."""
+    """Base of the sections of a config: frozen, and unknown settings are refused. A docstring under a setting describes
+    it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 

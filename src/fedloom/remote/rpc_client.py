@@ -37,7 +37,7 @@ from fedloom.remote.frames import (
 from fedloom.remote.rpc_errors import CallRefused, refused
 
 STRIKES: Final = 5
-"""Invalid answers to one call before it is given up."""
+"""Number of invalid answers after which a call fails."""
 PARTING: Final = 5.0
 """Seconds to end a stream after its answer."""
 _PAUSES: Final = 0.02, 0.5

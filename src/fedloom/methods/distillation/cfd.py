@@ -130,7 +130,7 @@ def decode_labels(client: Party[CFDConfig], message: Any, heard: Tensor, t: int,
 
 @final
 class CFDClient(Party[CFDConfig]):
-    """A client. Its network may differ from all others, and never leaves."""
+    """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "sent", "heard")

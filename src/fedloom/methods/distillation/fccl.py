@@ -100,7 +100,7 @@ class FCCLConfig(LogitsConfig):
 
 @final
 class FCCLClient(Party[FCCLConfig]):
-    """A client. Its network may differ from all others, and never leaves."""
+    """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "pretrained")

@@ -95,7 +95,7 @@ class FeaturesAndLogits(Features):
 
 @final
 class FCCLPlusClient(Party[FCCLPlusConfig]):
-    """A client. Its network may differ from all others, and never leaves."""
+    """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt")

@@ -54,7 +54,7 @@ class FDConfig(TrainingConfig):
 
 @final
 class FDClient(Party[FDConfig]):
-    """A client. Its network may differ from all others, and never leaves."""
+    """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "heard")

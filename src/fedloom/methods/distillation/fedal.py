@@ -263,7 +263,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 @final
 class FedALClient(Party[FedALConfig]):
-    """A client. Its network may differ from all others, and never leaves."""
+    """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "reference")

@@ -74,7 +74,7 @@ class AdaptedFeatures(Features):
 
 @final
 class FedProtoPublicClient(Party[FedProtoPublicConfig]):
-    """A client. Its network may differ from all others, and never leaves."""
+    """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
