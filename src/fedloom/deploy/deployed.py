@@ -177,7 +177,7 @@ class DeployedActive:
         for one in embeddings:
             if not isinstance(one, Embeddings):
                 kind = type(one).__name__
-                raise DataError(f"Embeddings must come from embed(rows, ids) or read_embeddings, not be {kind}.")
+                raise DataError(f"Each must be an Embeddings, from embed(rows, ids) or read_embeddings, not {kind}.")
             if one.federation != self.manifest.federation:
                 raise DataError(
                     f"Party {one.party}'s embeddings were made with a folder of another export; use the folders of one."
