@@ -69,7 +69,7 @@ def node(
         bool, typer.Option("--insecure", help="Run without certificates, at a loopback address only.")
     ] = False,
     budget: Annotated[
-        bool, typer.Option("--budget", help="Print the privacy budget of the node's rows, and end.")
+        bool, typer.Option("--budget", help="Print the privacy budget of the node's rows, and exit.")
     ] = False,
     log: LogFormat = "text",
 ) -> None:

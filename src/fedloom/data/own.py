@@ -48,7 +48,7 @@ def read_data(
         group: the column of the rows' owners.
         id: the column that names each row; never a feature.
         drop: columns that are no features; "*" stands for any text.
-        keep: the only columns that are features; empty for all. A column named in full is kept also if it looks like
+        keep: the only columns that are features; empty for all. A column named in full is kept even if it looks like
             an identifier, and hashed if it is free text.
         missing: "refuse"; or what replaces a missing number: "median", "most-frequent", or "indicator" (the median,
             and a column that says so). A missing word is a category of its own, "?".

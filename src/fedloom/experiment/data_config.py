@@ -51,7 +51,7 @@ class DataConfig(Section):
     drop: tuple[str, ...] = ()
     """Columns of a file that are no features; "*" stands for any text."""
     keep: tuple[str, ...] = ()
-    """The only columns of a file that are features; empty for all. A column named in full is kept also if it looks like
+    """The only columns of a file that are features; empty for all. A column named in full is kept even if it looks like
     an identifier, and hashed if it is free text."""
     missing: Missing = "refuse"
     """The replacement of a missing number in a file: none, so that it is refused; the median; the most frequent one; or
