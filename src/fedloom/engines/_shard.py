@@ -42,8 +42,8 @@ class Shard:
     def build(
         self, common: Sequence[RowPool], bundle: PartyBundle, device: str, memory: int | None
     ) -> tuple[dict[int, str], int]:
-        """Build parties and keep them, with the rows that all parties hold and `memory` as of `RayEngine`; their names,
-        and the number of this worker's parties on disk."""
+        """Build parties with the rows that all parties hold, and keep them; `memory` as in `RayEngine`. Returns their
+        names, and the number of this worker's parties on disk."""
         for name, module in bundle.modules.items():
             sys.modules.setdefault(name, module)
         if self._arena is None and device == "cpu":

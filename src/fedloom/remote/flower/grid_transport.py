@@ -106,7 +106,7 @@ class GridTransport:
         """Stop the thread."""
         self._closed = True
         self._wake.set()
-        self._thread.join(GOODBYE)  # Flower tries for ever to reach a SuperLink that is gone
+        self._thread.join(GOODBYE)  # Flower retries without end if the SuperLink is gone
 
     def _run(self) -> None:
         problem = ""
