@@ -19,8 +19,8 @@ above, with the received extractor for reference.
 
 Differs:
     There is noise in training alone: evaluation and adaptation use the plain softmax. The code has noise there too.
-    v is made of the own head as the paper says; published versions of the code differ here and in the head sent up.
-    Features of the received extractor are computed before the training, in evaluation mode; no copy is kept.
+    v is computed from the own head, as in the paper; published versions of the code differ here and in the head sent
+    up. Features of the received extractor are computed before the training, in evaluation mode; no copy is kept.
     MMD is a mean over all pairs of rows under a sum of four Gaussian kernels, whose widths are the code's; λ = 5 is
         what the authors set for MNIST, and 0 the code's default.
     BatchNorm's statistics stay at the client.
