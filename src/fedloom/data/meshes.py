@@ -3,8 +3,8 @@
     render_archive(Path("ModelNet10.zip"), Path("modelnet10"))      # pictures, 12 views of each object
     make_manifest(Path("modelnet10"))                               # four parties with three views each
 
-A mesh is drawn as points that are sampled evenly over its surface. A pixel shows the nearest point, the brighter the
-more its face is turned to the viewer. This needs NumPy alone; the files are written with Pillow (extra `hub`).
+A mesh is drawn as points that are sampled evenly over its surface. A pixel shows the nearest point; it is brighter the
+more the point's face is turned to the viewer. This needs NumPy alone; the files are written with Pillow (extra `hub`).
 """
 
 import hashlib
