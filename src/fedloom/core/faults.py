@@ -34,9 +34,9 @@ class Faults(BaseModel):
     late: float = Field(0.0, ge=0, le=1)
     """The reply arrives after the deadline."""
     liars: tuple[int, ...] = ()
-    """Clients that lie in every reply: see `lie`. They have no other fault."""
+    """Clients that send false replies: see `lie`. They have no other fault."""
     lie: Literal["flip", "huge"] = "flip"
-    """What a liar does to the float tensors of its reply: change their sign, or multiply them by a million."""
+    """Corruption of the float tensors of a false reply: change their sign, or multiply them by a million."""
 
     @model_validator(mode="after")
     def _together(self) -> "Faults":

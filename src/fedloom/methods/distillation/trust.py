@@ -86,7 +86,7 @@ class TrustSettings(BaseModel):
     trust_bits: int | None = Field(4, ge=1, le=8)
     """Bits of a sent distance; None for float32, which reveals most about the own rows."""
     trust_cap: float = Field(1.0, gt=0, le=1)
-    """Largest weight of a client for a row; 0.34 withstands one liar among clients that know."""
+    """Largest weight of a client for a row; 0.34 tolerates one dishonest client among those with similar rows."""
     trust_space: str = Field("rows", pattern=r"^(rows|public:[1-9][0-9]*)$")
     """Space of distances: the flattened rows, or "public:R", their first R principal components on the public rows."""
     trust_epsilon: float = Field(0.0, ge=0)
