@@ -37,7 +37,7 @@ class Source:
 
     @property
     def bundled(self) -> bool:
-        """Whether it needs no download."""
+        """True if it needs no download."""
         return self.hub is None
 
     @property

@@ -128,7 +128,7 @@ def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
     """Read a comparison and those of its runs whose folders exist.
 
     Raises:
-        DataError: a file is missing or damaged, or a folder holds another run than the comparison lists.
+        DataError: a file is missing or damaged, or a folder does not hold the run that the comparison lists.
     """
     found = model(folder / "comparison.json", Comparison)
     existing = [run for run in found.runs if run.folder and (folder / run.folder).is_dir()]

@@ -19,7 +19,7 @@ from fedloom.reproduce.results import TableResults
 from fedloom.reproduce.spec import AT, Claim
 
 WIDTH, LABEL, SIDE, HIGH, HEAD = 1080, 500, 108, 24, 62
-"""Pixels of the figure, of the labels, of a cell across and up, and above a map's cells."""
+"""Sizes in pixels: the figure, its labels, the width and height of a cell, and the space above a map's cells."""
 WORDS = {"holds": (SERIES[2], PAPER), "open": (GRID, INK), "fails": (SERIES[1], PAPER)}
 """Colors of a cell and its number if the interval is above zero, covers it, or is below."""
 

@@ -1,4 +1,4 @@
-"""AFIND+'s neighbour selection, as functions for AFIND+'s page and for the methods that can use it.
+"""AFIND+'s neighbour selection, as functions that `afind.py` and other methods share.
 
 Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated
 Learning", arXiv 2407.04460; `fedloom.methods.peer.afind` has the algorithm and what differs from the paper. Numbers in

@@ -61,7 +61,7 @@ def split_seed(secret: int, file: Path) -> int:
 
 
 def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], state: Mapping[str, Tree]) -> Tree:
-    """A score with noise on the number of right answers and on the loss, and the rest rounded.
+    """Add noise to a score's number of correct predictions and to its loss, and round its other values.
 
     Args:
         score: of `fedloom.core.evaluation.score`.

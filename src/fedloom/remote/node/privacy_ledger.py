@@ -89,7 +89,7 @@ class PrivacyLedger:
 
 
 def lines(ledger: PrivacyLedger, files: dict[str, tuple[Path, float, float]]) -> Iterator[str]:
-    """A line for each file of own rows: the ε that is spent, the limit, and the releases.
+    """A line for each data file: the spent ε, its limit, and the releases.
 
     Args:
         ledger: the record.
