@@ -548,7 +548,7 @@ def test_other_versions_are_reported(cluster: Cluster, monkeypatch: pytest.Monke
         assert "install the same Ray and Python here and on the cluster" in text and "2.1.0" in text
     monkeypatch.setattr(_ray_cluster, "versions", lambda: {"fedloom": "9.9", "torch": "9.8"})
     text = refused(cluster.address)
-    assert "this one fedloom 9.9 and torch 9.8; install the same versions on every node" in text
+    assert "this one has fedloom 9.9 and torch 9.8; install the same versions on every node" in text
 
 
 def test_a_node_without_fedloom_is_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
     Args:
         reply: a tree of finite tensors of floats, besides the weight.
         weight: the name of its weight, a whole number such as `rows`; None for 1.
-        parties: the number of contributions to the sum at most; each may have an equal share of `MOST_WEIGHT`.
+        parties: the maximum number of contributions to the sum; each may have an equal share of `MOST_WEIGHT`.
 
     Raises:
         MessageError: the weight is negative or too large, or a tensor is not of floats.

@@ -34,7 +34,7 @@ ENVIRONMENT: Final = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_health_check_timeout_ms": "60000",
 }
-"""Settings of a cluster that we start, unless the user set them. The timeouts tolerate a busy machine."""
+"""Settings of a cluster that fedloom starts, unless the user has set them. The timeouts tolerate a busy machine."""
 _LOSS: Final = (
     lost.RayActorError,
     lost.ObjectLostError,
@@ -252,7 +252,7 @@ def _compare(about: Mapping[str, str]) -> None:
     if theirs != ours:
         have, want = (" and ".join(f"{name} {v}" for name, v in each.items()) for each in (theirs, ours))
         raise EngineError(
-            f"the node {about['address']} has {have}, this one {want}; install the same versions on every node"
+            f"the node {about['address']} has {have}, but this one has {want}; install the same versions on every node"
         )
 
 

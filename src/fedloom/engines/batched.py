@@ -82,7 +82,7 @@ class Batcher:
     """Runs the tasks of parties, batched where possible.
 
     Args:
-        parties: by the number that tasks name them by: their id in a run, or `run * STRIDE + id` in several runs.
+        parties: by the key that tasks use: their id in a run, or `run * STRIDE + id` in several runs.
         chunk_size, everything: as of `BatchedEngine`.
 
     Attributes:
