@@ -53,6 +53,15 @@ def test_differences_are_paired_by_seed_and_averaged_over_clients() -> None:
     assert seeds.low == pytest.approx(2 - 4.303 * 1 / 3**0.5, abs=1e-3)  # differences 2, 3 and 1
 
 
+def test_seconds_are_of_rounds_and_shared_in_lockstep_and_auc_is_of_own_rows() -> None:
+    result: dict[str, Any] = {"engine": {"remarks": ["in lock-step, runs: 5"]}, "scores": {}}
+    result["seconds"] = {"total": 99.0, "setup": 1.0, "evaluate": 9.0, "save": 1.0, "local": 20.0, "transfer": 30.0}
+    assert TABLE["seconds"](result) == pytest.approx(10.0)
+    result["client_scores"] = {"auc": {"per_client": [0.1]}, "own auc": {"per_client": [0.5, 0.75]}}
+    assert TABLE["values"](result, True) == [50.0, 75.0]
+    assert TABLE["values"]({"scores": {"auc": 0.625}}, True) == [62.5]
+
+
 def test_a_case_makes_its_table_and_picture(
     tmp_path: Path, fedloom: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,9 +4,11 @@
     python examples/cases/table.py runs/heart --ratio 0.41 --picture heart.svg
 
 For each method: accuracy on the clients' own test rows, after fine-tuning where the method has it (in vertical runs: of
-the joint prediction), mean over seeds; the difference to the first method, paired by seed, with its 95 % interval; and
-the megabytes of a run. With `--ratio`, test rows per training row, the interval is that of the corrected resampled t
-statistic (Nadeau and Bengio 2003), for seeds that split the same rows anew; without it, that of the paired t statistic.
+the joint prediction), mean over seeds; the difference to the first method, or the one that `--base` names, paired by
+seed, with its 95 % interval; the megabytes of a run, and the seconds of its rounds, without evaluation. `--auc` has the
+area under the ROC curve times 100 in place of accuracy, without fine-tuning. With `--ratio`, test rows per training
+row, the interval is that of the corrected resampled t statistic (Nadeau and Bengio 2003), for seeds that split the same
+rows anew; without it, that of the paired t statistic.
 With `--over clients` it is over clients, each with its mean over seeds, for a fixed split.
 """
 
@@ -22,10 +24,21 @@ from fedloom.experiment.trial.decide import gain
 WIDTH, ROW, LEFT = 640, 24, 190
 
 
-def values(result: dict[str, Any]) -> list[float]:
-    """The accuracy of each client, in per cent, or that of the joint prediction."""
+def values(result: dict[str, Any], auc: bool = False) -> list[float]:
+    """The accuracy or AUC of each client, in per cent, or that of the joint prediction."""
+    if auc:
+        each = result["scores"]["auc"] if result.get("scores") else result["client_scores"]["own auc"]["per_client"]
+        return [100 * a for a in (each if isinstance(each, list) else [each])]
     measure = result["eval_modes"].get("tuned") or result["own_accuracy"] or result["accuracy"]
     return [100 * a for a in measure.get("per_client") or [measure["mean"]]]
+
+
+def seconds(result: dict[str, Any]) -> float:
+    """The seconds of a run without setup, evaluation and checkpoints; runs in lock-step share theirs."""
+    remarks = (result["engine"] or {}).get("remarks", [])
+    runs = [int(r.rsplit(" ", 1)[1]) for r in remarks if r.startswith("in lock-step")]
+    spent = sum(s for part, s in result["seconds"].items() if part not in ("total", "setup", "evaluate", "save"))
+    return spent / (runs or [1])[0]
 
 
 def read(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
@@ -79,25 +92,30 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ratio", type=float, default=0.0, help="test rows per training row")
     parser.add_argument("--over", choices=["seeds", "clients"], default="seeds")
+    parser.add_argument("--auc", action="store_true", help="AUC in place of accuracy")
+    parser.add_argument("--base", help="the method to compare with; default: the first")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     found = read(options.folder)
-    first = next(iter(found))
+    first = options.base or next(iter(found))
     seeds = sorted(found[first])
-    base = [values(found[first][seed]) for seed in seeds]
-    print(f"| method | accuracy | minus {first} | 95 % interval | MB |\n|---|---|---|---|---|")
+    base = [values(found[first][seed], options.auc) for seed in seeds]
+    what = "AUC" if options.auc else "accuracy"
+    print(f"| method | {what} | minus {first} | 95 % interval | MB | s |\n|---|---|---|---|---|---|")
     drawn = []
     for name, results in found.items():
-        scores = [values(results[seed]) for seed in seeds]
+        scores = [values(results[seed], options.auc) for seed in seeds]
         mean = np.mean([np.mean(s) for s in scores])
         sent = np.mean([sum(results[seed]["bytes"].values()) for seed in seeds]) / 1e6
         gap = difference(scores, base, options.ratio, options.over)
         interval = "–" if name == first else f"{gap.low:+.1f} to {gap.high:+.1f}"
-        print(f"| {name} | {mean:.1f} | {'–' if name == first else f'{gap.mean:+.1f}'} | {interval} | {sent:.1f} |")
+        minus = "–" if name == first else f"{gap.mean:+.1f}"
+        time = np.mean([seconds(results[seed]) for seed in seeds])
+        print(f"| {name} | {mean:.1f} | {minus} | {interval} | {sent:.1f} | {time:.0f} |")
         if name != first:
             drawn.append((name, gap.mean, gap.low, gap.high))
     if options.picture:
-        options.picture.write_text(picture(drawn, f"points of accuracy minus {first}, with 95 % intervals"))
+        options.picture.write_text(picture(drawn, f"points of {what} minus {first}, with 95 % intervals"))
 
 
 if __name__ == "__main__":
