@@ -29,9 +29,9 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made: list[RunRequest] = []
     path = rows(tmp_path / "own.csv", 80, 3)
 
-    def make(seed: int = 0, *, caller: str = "hub", run_id: str = "", **data: Any) -> RunRequest:
+    def make(seed: int = 0, *, caller: str = "hub", run_id: str = "", secret: bool = True, **data: Any) -> RunRequest:
         allowed = {"rows": path, **ALLOWED, **data}
-        cfg = node(tmp_path, methods=["fedavg"], data={"wards": allowed}, max_runs=9)
+        cfg = node(tmp_path, methods=["fedavg"], data={"wards": allowed}, max_runs=9, secret_noise=secret)
         made.append(RunRequest(cfg))
         params = {"batch_size": 8, "epochs": 1, "dp": DP}
         kind = run(method="fedavg", models={"pool": ["linear"]}, params=params, seed=seed)
@@ -58,6 +58,12 @@ def test_every_call_is_charged_once_and_a_repeated_one_not_again(hosts: Hosts, t
     update(ask, 1)
     assert ask.host.privacy.spent(tmp_path / "own.csv") == [Releases(4.0, 2 * -(-count // 8), 8 / count)]
     assert party.context.secret is not None and party.context.privacy_budget is not None
+
+
+def test_noise_from_the_seed_protects_nobody_and_is_not_charged(hosts: Hosts, tmp_path: Path) -> None:
+    ask = hosts(secret=False)
+    update(ask, 0)
+    assert ask.host.privacy.spent(tmp_path / "own.csv") == []
 
 
 def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts: Hosts, tmp_path: Path) -> None:

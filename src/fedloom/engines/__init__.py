@@ -5,7 +5,7 @@ An engine holds the parties and runs their methods. Rounds and the ledger belong
 
 from fedloom.core.engine import Account, Delivery, Engine, Failure, Lost
 from fedloom.engines.batched import BatchedEngine
-from fedloom.engines.local import IsolatedEngine, LocalEngine
+from fedloom.engines.local import IsolatedEngine, LocalEngine, ObservedEngine
 from fedloom.engines.workers import WorkersEngine
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "IsolatedEngine",
     "LocalEngine",
     "Lost",
+    "ObservedEngine",
     "WorkersEngine",
 ]

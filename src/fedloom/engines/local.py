@@ -1,5 +1,6 @@
 """All parties in this process: one after the other, as all other engines must match, or rebuilt for every call."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -72,6 +73,40 @@ class LocalEngine(Engine):
         """One process; the number of parties on disk."""
         remarks = self._on_disk(len(self._arena.spilled) if self._arena else 0)
         return Account(self.NAME, device=next(iter(self._parties.values())).context.device, remarks=remarks)
+
+
+class ObservedEngine(LocalEngine):
+    """The local engine, with a copy of what parties sent: the view of an attacker that reads all messages.
+
+    Attributes:
+        sent: the newest replies by method and party, each with its call's arguments. Of replies below `SMALL` bytes the
+            newest `KEPT` are kept, of larger ones the newest. A single reply of a secure sum is not among them, as
+            nobody sees it.
+    """
+
+    SMALL: ClassVar[int] = 1 << 16
+    KEPT: ClassVar[int] = 64
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.sent: dict[str, dict[int, deque[tuple[Mapping[str, Any], Tree]]]] = {}
+        self._summing = False
+
+    def _run(self, task: Task) -> Tree | Failure:
+        reply = super()._run(task)
+        if task.round >= 0 and not self._summing and reply is not None and not isinstance(reply, Failure):
+            kept = self.sent.setdefault(task.method, {}).setdefault(task.party, deque(maxlen=self.KEPT))
+            if message.size(reply).payload >= self.SMALL:
+                kept.clear()
+            kept.append(({**task.shared, **task.each}, reply))
+        return reply
+
+    def _sum(self, *args: Any) -> Any:
+        self._summing = True
+        try:
+            return super()._sum(*args)
+        finally:
+            self._summing = False
 
 
 class IsolatedEngine(LocalEngine):

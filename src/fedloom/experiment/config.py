@@ -90,6 +90,8 @@ class EvaluateConfig(Section):
     """Number of evenly spaced evaluations, the last one at the end; None for every round, at most 100."""
     attack_labels: int | None = Field(None, ge=1)
     """Attack the labels in a vertical run, with this many known labels of each class; None: no attacks."""
+    leaks: bool = False
+    """Attack all messages at the end of the run, and report what each told against chance."""
 
 
 class RunConfig(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedloom.core.engine import Account
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
+from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine, ObservedEngine
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.private import PrivateData
@@ -25,6 +25,13 @@ def start(plan: RunPlan) -> Engine:
     common = {"seed": run.seed, "faults": run.faults}
     memory = None if cfg.memory_mb is None else cfg.memory_mb * 10**6
     parties = (make() for make in plan.clients)
+    if run.evaluate.leaks and plan.method.setting == "horizontal":
+        if cfg.name not in ("auto", "local") or cfg.workers > 1:
+            raise ConfigError(
+                f"evaluate.leaks reads every message in one process, not with the engine {cfg.name} and {cfg.workers} "
+                "workers: set engine.name = local and engine.workers = 1"
+            )
+        return ObservedEngine(parties, memory=memory, **common)
     if cfg.name == "isolated":
         return IsolatedEngine(plan.clients, **common)  # type: ignore[arg-type]
     if cfg.name == "ray":

@@ -54,7 +54,12 @@ def lots(runs: Sequence[RunConfig], pieces: int = 1) -> list[list[int]]:
 def _kind(run: RunConfig) -> Any:
     """A key that is equal for runs that can share a lock-step; None if this run cannot or would not be faster."""
     engine = run.engine
-    if engine.name not in ("auto", "batched") or engine.workers > 1 or engine.memory_mb is not None:
+    if (
+        engine.name not in ("auto", "batched")
+        or engine.workers > 1
+        or engine.memory_mb is not None
+        or run.evaluate.leaks
+    ):
         return None
     if engine.device == "cpu" and not (run.models.pool and all(_gains(name, run.data) for name in run.models.pool)):
         return None

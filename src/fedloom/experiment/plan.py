@@ -17,6 +17,7 @@ from fedloom.experiment.assignment import DataAssignment
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final
+from fedloom.protect.leaks import Leak
 
 Metric = tuple[str, float, str]
 """A metric's name, its value, and its party; "" for the whole federation."""
@@ -72,6 +73,9 @@ class Setting(Protocol):
             PartiesMissing: no party can be evaluated, or one cannot where all are needed.
             MethodError: a party in this process fails.
         """
+
+    def leaks(self, plan: "RunPlan", engine: Engine) -> list[Leak]:
+        """The success of the attacks on this run's messages."""
 
     def summarize(self, final: Final, parties: Sequence[str], plan: "RunPlan") -> dict[str, Any]:
         """The fields of `RunSummary` that depend on the setting, from the final metrics and the parties' names."""

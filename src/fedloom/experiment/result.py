@@ -91,6 +91,18 @@ class AttackSuccess(FileSchema):
     per_party: dict[str, float]
 
 
+class MeasuredLeak(FileSchema):
+    """The success of an attack on messages of a kind, over parties: see
+    `fedloom.protect.leaks.Leak`."""
+
+    message: str
+    attack: str
+    success: float
+    chance: float
+    gain: tuple[float, float] | None
+    parties: int
+
+
 class PrivacySpent(FileSchema):
     """The differential privacy of the messages of one kind.
 
@@ -138,6 +150,7 @@ class RunSummary(FileSchema):
     alone: dict[str, SoloAccuracy] = {}
     attacks: dict[str, AttackSuccess] = {}
     privacy: list[PrivacySpent] = []
+    leaks: list[MeasuredLeak] = []
     agreement: float | None
     chance: float | None
     own_chance: float | None = None

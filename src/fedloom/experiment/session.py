@@ -192,7 +192,8 @@ class Session:
         mistakes = warnings(plan, self.fed, self._final_states)
         for text in mistakes:
             _log.warning("%s", text)
-        summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes)
+        leaks = plan.setting.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
+        summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)

@@ -20,7 +20,8 @@ from fedloom.experiment.evaluate import CHANCE, state_sha256
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.privacy import privacy_spent
 from fedloom.experiment.record import Record
-from fedloom.experiment.result import EngineUsed, PretrainedUsed, RunSummary, Traffic
+from fedloom.experiment.result import EngineUsed, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
+from fedloom.protect.leaks import Leak
 
 
 def traffic(fed: Federation) -> dict[str, int]:
@@ -89,12 +90,14 @@ def summarize(
     digests: Mapping[str, str],
     where: Account,
     warnings: Sequence[str] = (),
+    leaks: Sequence[Leak] = (),
 ) -> dict[str, Any]:
     """The content of `result.json`, see `RunSummary`.
 
     Args:
         digests: of each party's state by name, the server's first.
         warnings: on the whole run, see `fedloom.experiment.mistakes`.
+        leaks: what messages told, if that was measured.
     """
     run, cfg, labels = plan.run, plan.cfg, plan.data.labels.get("test")
     ended = record.metrics[-1][2]
@@ -117,6 +120,7 @@ def summarize(
         unseen=list(plan.unseen),
         **plan.setting.summarize(final, names, plan),
         privacy=privacy_spent(plan, record, names),
+        **({"leaks": [MeasuredLeak(**asdict(one)) for one in leaks]} if run.evaluate.leaks else {}),
         agreement=final.get(("agreement", "")),
         chance=final.get((CHANCE, ""), plan.chance),
         own_chance=plan.own_chance(),

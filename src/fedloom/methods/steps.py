@@ -21,7 +21,19 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Federation, MethodConfig, ModelError, Party, Template, Tree, floats, weighted_mean
+from fedloom.core.page import (
+    SGD,
+    Federation,
+    MethodConfig,
+    MethodError,
+    ModelError,
+    Party,
+    Template,
+    Tree,
+    floats,
+    weighted_mean,
+)
+from fedloom.protect.robust import combine_trees, needed
 
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
@@ -150,6 +162,38 @@ def average_weights(server: Any, replies: Mapping[int, Any]) -> None:
     """Set a server's `weights` to the mean of the replies' `weights`, weighted by `rows`: line 8 of FedAvg."""
     rows = [int(r["rows"]) for r in replies.values()]
     server.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
+
+
+def combine_weights(server: Any, replies: Mapping[int, Any]) -> None:
+    """Set a server's `weights` by the rule in its config: `average_weights`, or a robust one, without row counts."""
+    cfg = server.cfg
+    if cfg.robust == "none":
+        average_weights(server, replies)
+    else:
+        sent = [reply["weights"] for reply in replies.values()]
+        server.weights = combine_trees(sent, cfg.robust, f=cfg.robust_f, center=server.weights)
+
+
+def refuse_hidden(cfg: Any) -> Any:
+    """Config validator: a robust rule needs the single weights that a secure sum hides."""
+    if cfg.secure and cfg.robust != "none":
+        raise ValueError(f"secure sums hide the single weights that robust = {cfg.robust!r} needs: set one of the two")
+    return cfg
+
+
+def least_replies(cfg: Any, participants: int) -> int:
+    """The replies that the rule of `combine_weights` needs.
+
+    Raises:
+        MethodError: more than there are participants.
+    """
+    least = needed(cfg.robust, cfg.robust_f)
+    if participants < least:
+        raise MethodError(
+            f"params.robust = {cfg.robust!r} with robust_f = {cfg.robust_f} needs {least} participants in a round, not "
+            f"{participants}: add clients, lower params.robust_f, or choose the median"
+        )
+    return least
 
 
 def secure_average(

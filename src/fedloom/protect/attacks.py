@@ -80,12 +80,12 @@ def completion(embedded: Tensor, known: Tensor, labels: Tensor, classes: int) ->
     weights = x.new_zeros(len(x))
     guesses[known], weights[known] = labels, 1.0
     for tenths in range(1, PASSES + 1):
-        sureness, guesses = torch.softmax(x @ _logistic(x, guesses, weights, classes), -1).max(-1)
+        sureness, guesses = torch.softmax(x @ logistic(x, guesses, weights, classes), -1).max(-1)
         sureness[known], guesses[known] = torch.inf, labels
         weights = _surest(sureness, guesses, classes, tenths / PASSES).to(x)
         weights[known] = 0.0
         weights[known] = weights.sum().clamp_min(1.0) / len(known)
-    return (x @ _logistic(x, guesses, weights, classes)).argmax(-1)
+    return (x @ logistic(x, guesses, weights, classes)).argmax(-1)
 
 
 def known_rows(labels: Tensor, each: int, rng: np.random.Generator) -> Tensor:
@@ -119,7 +119,7 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
     return F.normalize(a, dim=-1, eps=1e-150) @ F.normalize(b, dim=-1, eps=1e-150).T
 
 
-def _logistic(x: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Tensor:
+def logistic(x: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Tensor:
     """Coefficients (d, Z) of a logistic regression on rows x (n, d) of these classes (n,) with these weights (n,).
 
     Newton steps with one upper bound of the Hessian: D. Böhning, "Multinomial logistic regression algorithm", 1992.

@@ -73,6 +73,8 @@ def draws(party: Party[Any], purpose: str, *keys: int) -> Draws:
 def charge(party: Party[Any], sigma: float, count: int = 1, rate: float = 1.0) -> None:
     """Charge releases to the budget of the party's rows, if it has one. Call it before they are made.
 
+    Noise of a party without a secret protects nobody, so it is not a release that a budget could allow.
+
     Args:
         party: makes them.
         sigma: standard deviation of the noise over the sensitivity, where adjacent data sets differ in one row that
@@ -83,7 +85,7 @@ def charge(party: Party[Any], sigma: float, count: int = 1, rate: float = 1.0) -
     Raises:
         PrivacyBudgetSpent: the budget does not allow them.
     """
-    if party.context.privacy_budget is not None:
+    if party.context.privacy_budget is not None and party.context.secret is not None:
         party.context.privacy_budget(sigma, count, rate)
 
 

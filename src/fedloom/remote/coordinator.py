@@ -89,6 +89,11 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
             "evaluate.attack_labels needs embeddings of aligned rows, which nodes never send. Leave it out here, and "
             "measure attacks in a run on one machine"
         )
+    if run.evaluate.leaks:
+        raise ConfigError(
+            "evaluate.leaks needs the rows of all parties, which nodes never send. Leave it out here, and set it in a "
+            "run on one machine"
+        )
     remote = [i for i in range(len(plan.clients)) if i not in plan.colocated]
     check_node_count(len(remote), len(nodes.names), len(plan.colocated))
     number = next_start(folder)

@@ -333,8 +333,8 @@ class RPCClient:
                     self.problem = f"the certificate of {self.address.name} is revoked or has expired"
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
-                seconds = PULSE if self.up else SILENCE
-                told = await pulse(self._session, timeout=seconds, metadata=self._metadata, wait_for_ready=self.up)
+                # A late answer of a busy other end is a sign of life: wait for it as long as the silence may be.
+                told = await pulse(self._session, timeout=SILENCE, metadata=self._metadata, wait_for_ready=self.up)
                 self._alive()
                 self._heard(told[:64].decode("ascii", "replace"))
             except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""The differential privacy of a run."""
+"""What the messages of a run may tell, by proof (differential privacy), and what they told measured attacks."""
 
 from fedloom.experiment.result import PrivacySpent
 from fedloom.report import formatting as fmt
@@ -45,3 +45,37 @@ def _by_client(run: Run, one: PrivacySpent) -> Details:
     order = sorted(zip(clients, one.epsilon.per_client, strict=True), key=lambda pair: -pair[1])
     rows = [cells(run.display_names[i], f"{value:.3f}") for i, value in order]
     return Details(f"ε by client: {one.message}", table=PageTable("ε by client", ("Client", "ε"), rows))
+
+
+ATTACKS = {
+    "labels": "most frequent class of a client, guessed right",
+    "class shares": "class shares of a client, overlap with the guess",
+    "membership": "whether a row was trained on, AUC",
+    "row labels": "labels of rows, guessed right",
+    "reconstruction": "rows, explained variance",
+}
+"""What is attacked, and the unit."""
+
+
+def leaks(run: Run) -> PageSection | None:
+    """What each message told attacks, against chance; None if that was not measured."""
+    found = run.summary.leaks
+    if not found:
+        return None
+    rows = [
+        cells(
+            fmt.capital(one.message),
+            ATTACKS.get(one.attack, one.attack),
+            fmt.percent(one.success),
+            fmt.percent(one.chance),
+            "–" if one.gain is None else f"{fmt.points(one.gain[0])} to {fmt.points(one.gain[1])}",
+            "yes" if one.gain is not None and one.gain[0] > 0 else "not seen",
+        )
+        for one in found
+    ]
+    columns = ("Message", "Attack", "Success", "Chance", "Difference, 95 % interval over parties", "More than chance")
+    text = (
+        "Attacks that read the messages of this run, and know labeled rows of the same distribution. Stronger attacks "
+        "exist: a success near chance proves nothing."
+    )
+    return PageSection("What messages told", text=[text], tables=[PageTable("Measured leaks", columns, rows, words=2)])

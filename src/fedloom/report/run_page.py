@@ -10,7 +10,7 @@ from fedloom.report.clients import clients_of_run
 from fedloom.report.learning import diagnostics, learning
 from fedloom.report.mixing import mixing_of_run
 from fedloom.report.page import Details, Page, PageSection, PageTable, Tile, cells
-from fedloom.report.privacy import privacy
+from fedloom.report.privacy import leaks, privacy
 from fedloom.report.read import Run
 from fedloom.report.traffic import traffic
 
@@ -22,7 +22,16 @@ def page(run: Run) -> Page:
         blocks = [vertical.classes(run), vertical.data_of_parties(run), vertical.alone(run), vertical.attacks(run)]
     else:
         blocks = [unseen.unseen_of_run(run), clients_of_run(run), mixing_of_run(run)]
-    sections = [learning(run), *blocks, privacy(run), diagnostics(run), traffic(run), _failures(run), _repeat(run)]
+    sections = [
+        learning(run),
+        *blocks,
+        privacy(run),
+        leaks(run),
+        diagnostics(run),
+        traffic(run),
+        _failures(run),
+        _repeat(run),
+    ]
     return Page(
         title=f"{s.name} on {s.dataset}",
         subtitle=" · ".join(part for part in (s.title, f"preset {s.preset}", f"seed {s.seed}") if part),

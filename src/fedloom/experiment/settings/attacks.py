@@ -16,13 +16,10 @@ from fedloom.experiment.plan import RunPlan
 from fedloom.protect import attacks
 
 
-def leaks(
+def label_attacks(
     plan: RunPlan, embedded: Mapping[int, Tensor], name: Callable[[int], str]
 ) -> Iterator[tuple[str, float, str]]:
     """The success of each attack by each passive party, then its mean over parties: (metric, value, party).
-
-    Colocated parties are left out, as the active party has the labels. All attacks of a party are evaluated on the same
-    rows, those whose labels it does not know; "attack chance" is the baseline.
 
     Args:
         plan: of a vertical run.
@@ -39,11 +36,29 @@ def leaks(
             f"evaluate.attack_labels: the active party of {plan.method.name} does not declare what others receive: "
             "define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
         )
-    labels, exposed = (
-        active.data.y(torch.arange(active.context.aligned, device=active.context.device)),
-        active.exposed(embedded),
-    )
     shares: dict[str, list[float]] = {}
+    for m, values in successes(plan, embedded, each).items():
+        for attack, value in values.items():
+            shares.setdefault(attack, []).append(value)
+            yield f"attack {attack}", value, name(m)
+    for attack, each_share in shares.items():
+        yield f"attack {attack} mean", float(np.mean(each_share)), ""
+
+
+def successes(plan: RunPlan, embedded: Mapping[int, Tensor], each: int) -> dict[int, dict[str, float]]:
+    """The share of labels that each attack guesses right, by passive party, with `each` known labels of each class.
+
+    Colocated parties are left out, as the active party has the labels. All attacks of a party are evaluated on the same
+    rows, those whose labels it does not know; "chance" is the baseline.
+
+    Raises:
+        ConfigError: all labels are known.
+    """
+    active = plan.server
+    assert active is not None
+    labels = active.data.y(torch.arange(active.context.aligned, device=active.context.device))
+    exposed = active.exposed(embedded) if isinstance(active, LeaksLabels) else {}
+    found = {}
     for m, own in embedded.items():
         if m in plan.colocated:
             continue
@@ -53,11 +68,8 @@ def leaks(
         received = {kind: vectors[m] for kind, vectors in exposed.items() if m in vectors}
         guesses = _guesses(plan, own, received, known, labels[known])
         values = {attack: attacks.success(g, labels, known) for attack, g in guesses.items()}
-        for attack, value in {**values, "chance": attacks.chance(labels, known)}.items():
-            shares.setdefault(attack, []).append(value)
-            yield f"attack {attack}", value, name(m)
-    for attack, each_share in shares.items():
-        yield f"attack {attack} mean", float(np.mean(each_share)), ""
+        found[m] = {**values, "chance": attacks.chance(labels, known)}
+    return found
 
 
 def _guesses(

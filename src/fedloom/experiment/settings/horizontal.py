@@ -29,6 +29,7 @@ from fedloom.experiment.evaluate import (
     clients_by_metric,
     recalls,
 )
+from fedloom.experiment.leaks import of_clients
 from fedloom.experiment.metrics import GLOBAL, OWN, TRAINING
 from fedloom.experiment.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan import Metric, RunPlan
@@ -36,6 +37,7 @@ from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final, over_clients
 from fedloom.experiment.sections import ColumnsConfig
 from fedloom.experiment.settings.rows import basis, data_of, number_of_owners, owner_names
+from fedloom.protect.leaks import Leak
 
 
 class Horizontal:
@@ -51,6 +53,11 @@ class Horizontal:
             raise ConfigError(
                 f"evaluate.attack_labels: the parties of {method.name} have the labels of their rows: leave it out, or "
                 "use a vertical method"
+            )
+        if run.evaluate.leaks and run.data.own:
+            raise ConfigError(
+                "evaluate.leaks needs all rows here, and those of [data.row_schema] are at their owners: set it in a "
+                "run on one machine"
             )
         run.pretrained.check(method, server)
 
@@ -148,6 +155,10 @@ class Horizontal:
                 for metric, value, party in client_spread(name if on == "test" else f"own {name}", each, engine.name):
                     if metric != "loss mean":  # which every evaluation has
                         yield metric, value, party
+
+    def leaks(self, plan: RunPlan, engine: Engine) -> list[Leak]:
+        """Attacks on all messages that clients sent."""
+        return of_clients(plan, engine)
 
     def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """The accuracies of `RunSummary`, without and in each evaluation mode."""

@@ -28,6 +28,7 @@ from fedloom.data.vertical import PartyView, VerticalDataset
 from fedloom.experiment.assignment import DataAssignment, digest, rows_of, sample, schema
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import call_all, check_predictions, classifier_metrics, recalls
+from fedloom.experiment.leaks import of_columns
 from fedloom.experiment.metrics import GLOBAL, OWN
 from fedloom.experiment.networks import EXTRACTORS
 from fedloom.experiment.plan import Metric, RunPlan
@@ -35,7 +36,8 @@ from fedloom.experiment.pretrained import PretrainedConfig
 from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final, joint_scores
 from fedloom.experiment.sections import SPLIT_SETTINGS, ColumnsConfig
-from fedloom.experiment.settings.attacks import leaks
+from fedloom.experiment.settings.attacks import label_attacks, successes
+from fedloom.protect.leaks import Leak
 
 ALIGNED, PARTIES = 200, 4
 """Default numbers of aligned rows and parties of a data set that is split."""
@@ -144,7 +146,12 @@ class Vertical:
                 )
                 yield f"{metric} {eval_mode} mean", float(np.mean(each)), ""
         if plan.run.evaluate.attack_labels is not None:
-            yield from leaks(plan, _contributions(plan, engine, "aligned"), engine.name)
+            yield from label_attacks(plan, _contributions(plan, engine, "aligned"), engine.name)
+
+    def leaks(self, plan: RunPlan, engine: Engine) -> list[Leak]:
+        """Attacks on labels and columns, by the messages of one moment."""
+        embedded = _contributions(plan, engine, "aligned")
+        return of_columns(plan, embedded, successes(plan, embedded, 1))
 
     def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """The fields of `RunSummary` for a joint prediction: its scores, each party alone, and attacks."""

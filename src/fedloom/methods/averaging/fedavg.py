@@ -20,10 +20,10 @@ from typing import Any, final
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.page import Federation, Guarantee, Method, MethodError, ModelError, Party, Shape, Template, Tree
+from fedloom.core.page import Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
-from fedloom.protect.robust import Rule, combine_trees, needed
+from fedloom.protect.robust import Rule
 
 
 class FedAvgConfig(steps.LocalSGDConfig):
@@ -112,11 +112,8 @@ class FedAvgServer(Party[FedAvgConfig]):
         """Line 8: the mean, weighted by rows; or with noise, or by a robust rule, where row counts do not count."""
         if self.cfg.dp.unit == "clients":
             private.noisy_average(self, replies, t)
-        elif self.cfg.robust == "none":
-            steps.average_weights(self, replies)
         else:
-            sent = [reply["weights"] for reply in replies.values()]
-            self.weights = combine_trees(sent, self.cfg.robust, f=self.cfg.robust_f, center=self.weights)
+            steps.combine_weights(self, replies)
 
 
 def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -138,12 +135,7 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
 def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
-    least = needed(cfg.robust, cfg.robust_f)
-    if len(chosen) < least:
-        raise MethodError(
-            f"params.robust = {cfg.robust!r} with robust_f = {cfg.robust_f} needs {least} participants in a round, not "
-            f"{len(chosen)}: add clients, lower params.robust_f, or choose the median"
-        )
+    least = steps.least_replies(cfg, len(chosen))
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
     if cfg.secure:

@@ -20,12 +20,13 @@ Differs:
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.steps import Hessian, MetaConfig
+from fedloom.protect.robust import Rule
 
 
 class PerFedAvgConfig(MetaConfig):
@@ -40,8 +41,13 @@ class PerFedAvgConfig(MetaConfig):
     delta: float = Field(1e-3, gt=0)
     """Step of the difference of gradients (δ)."""
 
+    robust: Rule = "none"
+    """How the server combines weights: see `FedAvgConfig.robust`."""
+    robust_f: int = Field(1, ge=1)
+    """Number of clients with arbitrary weights to withstand. Needs 2 f + 1 participants, Krum 2 f + 3."""
     secure: bool = False
     """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
+    _possible = model_validator(mode="after")(steps.refuse_hidden)
 
     @property
     def iterations_per_round(self) -> int:
@@ -78,7 +84,7 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, steps.average_weights
+    broadcast, average = steps.broadcast, steps.combine_weights
 
     def setup(self) -> None:
         """The initial weights."""
@@ -91,12 +97,13 @@ def round(
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
+    least = steps.least_replies(cfg, len(chosen))
     shared = {"weights": server.weights}
     if cfg.secure:
         steps.secure_average(fed, server, chosen, shared, template)
         yield "round"
         return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 3-9
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)  # lines 3-9
     if replies:
         server.average(replies)  # line 10
     yield "round"
