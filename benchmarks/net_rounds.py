@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.net_kills import free_port
+from benchmarks.kills import free_port
 from fedloom.cli.federation import certs
 from fedloom.core.federation import Federation
 from fedloom.experiment.build import build

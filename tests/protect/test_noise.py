@@ -68,7 +68,8 @@ def test_only_a_party_with_a_secret_takes_fresh_draws() -> None:
 def test_a_release_is_charged_where_there_is_a_budget() -> None:
     charge(party(), 1.0)
     seen: list[tuple[float, int, float]] = []
-    charge(party(privacy_budget=lambda *of: seen.append(of)), 2.0, 3, 0.1)
+    charge(party(privacy_budget=lambda *of: seen.append(of), secret=1), 2.0, 3, 0.1)
+    charge(party(privacy_budget=lambda *of: seen.append(of)), 2.0)  # noise from the seed is no private release
     assert seen == [(2.0, 3, 0.1)]
 
 
