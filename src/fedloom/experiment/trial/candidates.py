@@ -28,6 +28,9 @@ FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}
 """Needs that owners with labeled rows alone can meet."""
 TRIED: Final = ("fedavg-ft", "afind-plus", "ditto", "fedproto")
 """The methods of a trial by default, of the families averaging, peer and meta."""
+COSTLY: Final = ("afind-plus",)
+"""Those whose time grows with the square of the number of owners: not by default with more than `MANY`."""
+MANY: Final = 12
 ALONE: Final = "alone"
 """Training alone with the local training of the others: a method of the family `peer` without messages."""
 FOREST: Final = "forest"
@@ -126,8 +129,8 @@ def train(
     judged: Sequence[Sequence[np.ndarray]],
     points: Sequence[int],
     seed: int,
-) -> Outputs:
-    """Train one candidate.
+) -> Iterator[Outputs]:
+    """Train one candidate, and yield its outputs at each of `points`; a forest's once.
 
     Args:
         candidate: the method, network and settings.
@@ -139,12 +142,12 @@ def train(
     """
     if candidate.method == FOREST:
         found = [_forest(data, rows, sets, seed) for rows, sets in zip(fitted, judged, strict=True)]
-        return Outputs({(0, ""): [part for parts in found for part in parts]}, None)
+        yield Outputs({(0, ""): [part for parts in found for part in parts]}, None)
+        return
     method = methods.find(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
-    results: dict[tuple[int, str], list[np.ndarray]] = {}
     pools = [[rows_of(data.x, data, part, "cpu", data.y) for part in sets] for sets in judged]
     for t in range(max(points)):
         fed.round = t
@@ -152,13 +155,15 @@ def train(
             pass
         if t + 1 in points:
             broadcast = server.broadcast() if server is not None else {}
-            for mode in modes:
-                results[t + 1, mode] = [
+            results = {
+                (t + 1, mode): [
                     part
                     for party, sets in zip(parties, pools, strict=True)
                     for part in _probabilities(party, sets, mode, broadcast)
                 ]
-    return Outputs(results, fed.ledger)
+                for mode in modes
+            }
+            yield Outputs(results, fed.ledger)
 
 
 def _federation(

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -15,7 +15,18 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.ledger import Ledger
 from fedloom.core.scores import auc, balanced_accuracy
 from fedloom.experiment.run import one_thread
-from fedloom.experiment.trial.candidates import ALONE, FOREST, TRIED, Candidate, candidates, infeasible, train
+from fedloom.experiment.trial.candidates import (
+    ALONE,
+    COSTLY,
+    FOREST,
+    MANY,
+    TRIED,
+    Candidate,
+    Outputs,
+    candidates,
+    infeasible,
+    train,
+)
 from fedloom.experiment.trial.decide import decide_owners, gain
 from fedloom.experiment.trial.owners import Owners, split_rows, split_time, standardized
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
@@ -82,7 +93,10 @@ def run_trial(
 def _run(owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> TrialResult:
     started = perf_counter()
     impossible = infeasible(len(owners.names))
-    names = config.methods or tuple(name for name in TRIED if name not in impossible)
+    notes, left = owners.notes, COSTLY if len(owners.names) > MANY and not config.methods else ()
+    names = config.methods or tuple(name for name in TRIED if name not in (*impossible, *left))
+    if left:
+        notes = (*notes, f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it.")
     for name in names:
         if methods.find(name).name in impossible:
             raise ConfigError(f"{name} cannot be tried: it {impossible[name]}")
@@ -118,7 +132,7 @@ def _run(owners: Owners, config: TrialConfig, progress: Callable[[int, int, floa
     ledger = ledgers[chosen.most_common(1)[0][0]]
     return _summary(
         owners, config, metric, np.stack(rows), np.mean(ratios, 0), chosen, ledger,
-        Counter(choices.alone.candidate.text for choices in picks), together, names, impossible,
+        Counter(choices.alone.candidate.text for choices in picks), together, names, impossible, notes,
         perf_counter() - started,
     )  # fmt: skip
 
@@ -144,8 +158,7 @@ def _choose(
     truth = [(data.y[rows], _priors(data.y[own], classes)) for rows, own in zip(split.choose, split.fit, strict=True)]
 
     def best(tried: Sequence[Candidate], fitted: list[np.ndarray], judged: list[list[np.ndarray]]) -> Choice:
-        found = ((c, train(c, data, fitted, judged, config.points, seed).probabilities) for c in tried)
-        return _best(judge, truth, found)
+        return _best(judge, truth, [(c, train(c, data, fitted, judged, config.points, seed)) for c in tried])
 
     apart = [[rows] for rows in split.choose]
     return Choices(
@@ -169,7 +182,7 @@ def _test(
         (choices.pooled, pooled_train, [split.test]),
     ):
         points = (choice.rounds,) if choice.rounds else config.points
-        found = train(choice.candidate, data, fitted, judged, points, seed)
+        found = next(train(choice.candidate, data, fitted, judged, points, seed))
         predictions = found.probabilities[choice.rounds, choice.mode]
         columns.append([score(metric, p, *t) for p, t in zip(predictions, truth, strict=True)])
         if choice is choices.federated and found.ledger is not None:
@@ -200,21 +213,30 @@ def _split(owners: Owners, config: TrialConfig, r: int, count: int) -> TrialSpli
 def _best(
     judge: Callable[[np.ndarray, np.ndarray, np.ndarray], float],
     truth: Sequence[tuple[np.ndarray, np.ndarray]],
-    trained: Iterable[tuple[Candidate, Mapping[tuple[int, str], list[np.ndarray]]]],
+    running: Sequence[tuple[Candidate, Iterator[Outputs]]],
 ) -> Choice:
     """The choice with the highest mean score over owners on validation rows; the first of equal ones.
 
-    Owners count by how precisely their rows tell the score: by n_k n_l / n of their two largest classes.
+    Successive halving: after each number of rounds the better half of the candidates trains on (K. Jamieson and
+    A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016). Owners count
+    by how precisely their rows tell the score: by n_k n_l / n of their two largest classes.
     """
     best, highest = None, -math.inf
     weights = np.array([_precision(labels) for labels, _ in truth])
-    for candidate, results in trained:
-        for (rounds, mode), probabilities in results.items():
-            scores = np.array([judge(p, *t) for p, t in zip(probabilities, truth, strict=True)])
-            known = np.isfinite(scores) & (weights > 0)
-            value = float(np.average(scores[known], weights=weights[known])) if known.any() else 0.0
-            if value > highest + 1e-12:
-                best, highest = Choice(candidate, rounds, mode), value
+    while running:
+        reached = []
+        for candidate, outputs in running:
+            values = []
+            for (rounds, mode), probabilities in next(outputs, Outputs({}, None)).probabilities.items():
+                scores = np.array([judge(p, *t) for p, t in zip(probabilities, truth, strict=True)])
+                known = np.isfinite(scores) & (weights > 0)
+                values.append(float(np.average(scores[known], weights=weights[known])) if known.any() else 0.0)
+                if values[-1] > highest + 1e-12:
+                    best, highest = Choice(candidate, rounds, mode), values[-1]
+            if values:
+                reached.append((max(values), (candidate, outputs)))
+        reached.sort(key=lambda one: -one[0])
+        running = [one for _, one in reached[: -(-len(reached) // 2)]]
     assert best is not None
     return best
 
@@ -252,16 +274,17 @@ def _affordable(
 ) -> tuple[list[Candidate], int]:
     """The first candidates of which five splits fit into the budget, and the number of splits that then do.
 
-    The time of a candidate is taken to be that of training alone once, and a half more.
+    The time of a candidate that trains to the end is taken to be that of training alone once, and a half more.
     """
     assert config.seconds is not None
     split = _split(owners, config, 0, most)
     clock = perf_counter()
     data, apart = standardized(owners, split.fit), [[rows] for rows in split.choose]
-    train(solo[0], data, split.fit, apart, config.points, config.seed)
+    for _ in train(solo[0], data, split.fit, apart, config.points, config.seed):
+        pass
     runs = config.seconds / 1.5 / max(perf_counter() - clock, 1e-6)
-    kept = list(together[: max(2, int(runs / FEWEST_SPLITS) - 2 * len(solo) - 3)])
-    choosing = len(kept) + 2 * len(solo)
+    kept = list(together[: max(2, int(2 * (runs / FEWEST_SPLITS - 3)) - 2 * len(solo))])
+    choosing = (len(kept) + 2 * len(solo)) / 2  # half of the candidates stop early
     count = int(runs / (choosing + 3)) if owners.order is None else int((runs - CHOICES * choosing) / 3)
     return kept, min(most, max(FEWEST_SPLITS, count))
 
@@ -278,6 +301,7 @@ def _summary(
     together: Sequence[Candidate],
     names: Sequence[str],
     impossible: Mapping[str, str],
+    notes: Sequence[str],
     seconds: float,
 ) -> TrialResult:
     """The result, from the scores (R, N, 3), and test rows per training row (N,)."""
@@ -335,7 +359,7 @@ def _summary(
         per_split=[
             {name: [_plain(value) for value in row[i]] for i, name in enumerate(owners.names)} for row in scores
         ],
-        notes=owners.notes,
+        notes=notes,
         seconds=seconds,
     )
 
