@@ -391,6 +391,7 @@ def test_small_things() -> None:
         (["compare", "fedal", "local", "--seeds", "3-1"], "--seeds takes numbers"),
         (["run", "search.toml"], "use fedloom sweep search.toml"),
         (["run", "folder.toml"], "folder.toml is a folder, not a file"),
+        (["run", "rows.csv"], "fedloom data rows.csv writes the settings of a run"),
         (["run", "fedal", "--out", "runs", "--resume"], "runs has files but no run to resume"),
         (["data", "digits", "--plot", "who.xyz"], "--plot must end in .png, .svg or .pdf, not who.xyz"),
         (["data", "digits", "--plot", "nowhere/who.png"], "the folder nowhere does not exist"),
@@ -406,6 +407,7 @@ def test_more_mistakes_get_a_sentence(
     (tmp_path / "runs" / "fedal").mkdir(parents=True)
     (tmp_path / "runs" / "fedal" / "config.toml").touch()
     (tmp_path / "file").touch()
+    (tmp_path / "rows.csv").touch()
     if "--revoke" in arguments:
         fedloom("certs", "a", "--out", "fed")
     done = fedloom(*arguments, code=2)

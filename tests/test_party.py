@@ -121,7 +121,14 @@ def test_mistakes_in_setup_are_reported() -> None:
         def setup(self) -> None:
             self.network(nn.BatchNorm1d(3), SGD(0.1))
 
+    class TorchAdam(Party[None]):
+        STATE = ("params", "opt")
+
+        def setup(self) -> None:
+            self.network(nn.Linear(1, 1), torch.optim.Adam([torch.zeros(1, requires_grad=True)]))  # type: ignore[arg-type]
+
     for kind, text in (
+        (TorchAdam, "such as SGD.*not Adam of torch"),
         (Forgets, "does not set it"),
         (NoNetwork, "call self.network"),
         (NoBuffers, "'buffers'"),

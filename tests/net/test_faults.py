@@ -16,7 +16,6 @@ import torch
 
 from fedloom.api import Status, execute
 from fedloom.core.engine import Failure
-from fedloom.experiment.evaluate import SCORED
 from fedloom.methods import registry
 from fedloom.remote.engine import NetEngine
 from tests.engines.test_every_method import run_of as run_of_every_method
@@ -63,22 +62,15 @@ def in_background(work: Callable[[], None]) -> Callable[[], None]:
     return lambda: done.result(60)
 
 
-# Nodes do not send their clients' scores: a run at nodes has no `client_scores` in its summary, nor their rows among
-# its metrics. The mean loss is that of every evaluation, which nodes do send.
-SCORES_OF_CLIENTS = {
-    f"{on}{name}{over}" for on in ("", "own ") for name in SCORED for over in ("", " mean", " std")
-} - {"loss mean"}
-
-
 def same(there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Two summaries, but for where and how long, and for what nodes do not send."""
-    for key in here.keys() - {"engine", "seconds", "client_scores"}:
+    """Two summaries, but for where and how long."""
+    for key in here.keys() - {"engine", "seconds"}:
         assert there[key] == here[key], key
 
 
 def same_metrics(there: Sequence[tuple[Any, ...]], here: Sequence[tuple[Any, ...]]) -> None:
-    """The metrics of a run at nodes and of a local one, but for what nodes do not send."""
-    assert [*there] == [row for row in here if row[4] not in SCORES_OF_CLIENTS]
+    """The metrics of a run at nodes and of a local one."""
+    assert [*there] == [*here]
 
 
 @pytest.mark.parametrize("method", [name for name, method in registry().items() if method.setting == "vertical"])

@@ -80,6 +80,11 @@ class Party(Generic[ConfigT]):
                 f"{type(self).__name__} trains a network: its STATE must name {sorted(needed)}, "
                 f"not only {list(self.STATE)}"
             )
+        if not hasattr(optimizer, "slots"):
+            raise MethodError(
+                "the optimizer of self.network must be one of fedloom.core.optim, such as SGD(0.05), "
+                f"not {type(optimizer).__name__} of {type(optimizer).__module__}"
+            )
         self._network = Network(module.to(self.context.device), optimizer)
 
     @property

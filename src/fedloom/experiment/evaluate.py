@@ -178,7 +178,8 @@ def client_scores(
     engine: Engine, labels: Sequence[np.ndarray], classes: int, on: str, broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, dict[int, float]]:
     """The scores of `SCORED` of every reachable client on its test rows `on`, by name and client; arguments as in
-    `client_metrics`. A client whose rows have one class has no AUC, and one that has diverged has no score."""
+    `client_metrics`. A client whose rows have one class has no AUC; one that has diverged, or whose node sends no valid
+    reply, has no score."""
     found: dict[str, dict[int, float]] = {name: {} for name in SCORED}
     arguments: dict[str, Tree] = {"on": on, "broadcast": dict(broadcast or {}), "probabilities": True}
     size = max(1, MAX_PROBABILITIES // max(1, classes * max(map(len, labels))))
@@ -188,7 +189,15 @@ def client_scores(
         for i, reply in zip(ids, replies, strict=True):
             if isinstance(reply, Failure):
                 continue  # `client_metrics` has reported it
-            p, y = reply["probabilities"].cpu().numpy().astype(np.float64), labels[i]
+            y = labels[i]
+            try:
+                check_predictions(labels, loss=floats(), probabilities=floats(len(y), classes))(i, {i: reply})
+            except MessageError as error:
+                if not engine.remote:
+                    raise
+                _log.warning("%s has no scores: %s", engine.name(i), error)
+                continue
+            p = reply["probabilities"].cpu().numpy().astype(np.float64)
             if not np.isfinite(p).all():  # the client has diverged
                 continue
             values = (

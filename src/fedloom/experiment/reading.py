@@ -268,6 +268,11 @@ def _values(source: str) -> dict[str, Any]:
     if source in known:
         return {"method": source}
     names = [*shipped, *known]
+    if Path(source).is_file():
+        raise ConfigError(
+            f"{source} is neither a config (.toml) nor a method page (.py). If it is data, fedloom data {source} "
+            "writes the settings of a run"
+        )
     raise ConfigError(f"unknown experiment or method {source!r}.{did_you_mean(source, names)}")
 
 

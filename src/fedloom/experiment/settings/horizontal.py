@@ -149,7 +149,7 @@ class Horizontal:
             yield from _by_scores(plan, engine, broadcast)
             return
         yield from _by_predictions(plan, engine, broadcast)
-        for on in plan.data.labels if final and not engine.remote else ():
+        for on in plan.data.labels if final else ():
             found = client_scores(engine, plan.data.labels[on], len(plan.data.classes), on, broadcast)
             for name, each in found.items():
                 for metric, value, party in client_spread(name if on == "test" else f"own {name}", each, engine.name):
