@@ -25,8 +25,8 @@ docs: $(VENV)/.dev ## the documentation site, in build/site
 	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
 	@echo "Open build/site/index.html"
 
-build: $(VENV)/.dev ## the wheel, and whether it installs
-	$(VENV)/bin/python -m build --wheel -o dist .
+build: $(VENV)/.dev ## the sdist, and the wheel that is built from it
+	$(VENV)/bin/python -m build -o dist .
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,10 +14,10 @@ trap 'rm -rf "$wheels"; kill "$types" 2>/dev/null || true' EXIT
 mypy >"$wheels/types" 2>&1 &
 types=$!
 
-# The wheel holds what an installation needs beside the code.
-python -m build --wheel --no-isolation -o "$wheels" . >/dev/null
+# The wheel, built from the sdist as a release is, holds what an installation needs beside the code.
+python -m build --no-isolation -o "$wheels" . >/dev/null
 held=$(python -m zipfile -l "$wheels"/*.whl)
-for file in experiments/quickstart.toml report/page.html py.typed; do
+for file in experiments/quickstart.toml experiments/papers/fedal-table-6.toml report/page.html py.typed; do
   grep -q "fedloom/$file" <<<"$held" || { echo "the wheel lacks fedloom/$file"; exit 1; }
 done
 
