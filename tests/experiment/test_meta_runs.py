@@ -93,7 +93,7 @@ def test_every_method_of_the_family_is_judged_by_the_same_clients_and_rows(tmp_p
 
 
 def test_a_pretrained_model_that_will_not_do_is_refused_before_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.experiment.pretrained.trained", None)  # any training would fail
+    monkeypatch.setattr("fedloom.experiment.pretrained.trained_file", None)  # any training would fail
     with pytest.raises(ConfigError, match="needs a pretrained model with the architecture"):
         build(run(params={"l2": 1.0, "crd": 0.0}))
     build(run(params={"l2": 1.0, "crd": 0.0}, pretrained={"model": "mlp"}))

@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", list(CASES))
 def test_a_node_s_party_is_that_of_the_whole_plan(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.experiment.pretrained.trained", None)  # any training would fail
+    monkeypatch.setattr("fedloom.experiment.pretrained.trained_file", None)  # any training would fail
     plan = build(run(method, **CASES[method]))
     for number in set(plan.names) - set(plan.colocated):
         own = plan.clients[number]()

@@ -167,7 +167,7 @@ def test_a_run_that_is_finished_holds_no_file_open(folder: Path, noted: type[Not
     before = len(os.listdir("/dev/fd"))
     for _ in range(2):  # it is sent, and found to be
         sender.send(folder)
-        assert len(os.listdir("/dev/fd")) == before
+        assert len(os.listdir("/dev/fd")) <= before  # the collector may close files of others
 
 
 def test_a_mark_that_cannot_be_opened_is_not_called_damaged(
