@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import pytest
 import fedloom
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.dataset import image_dataset, table_dataset
+from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, read_owners, run_trial, seconds
-from fedloom.experiment.trial.candidates import candidates, infeasible
+from fedloom.experiment.trial import run as trial_run
+from fedloom.experiment.trial.candidates import FOREST, MANY, Candidate, Outputs, candidates, infeasible
 from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
-from fedloom.experiment.trial.run import score
+from fedloom.experiment.trial.run import Choice, score
 
 # -- statistics ----------------------------------------------------------------------------------------------------
 
@@ -283,6 +285,65 @@ def test_other_families_run(method: str) -> None:
     config = TrialConfig(splits=1, methods=(method,), networks=("mlp",), rates=(0.1,), points=(1, 2))
     trial = run_trial(planted([40] * 3, [1] * 3, columns=4), config)
     assert trial.revealed and trial.owners["owner-1"].federated is not None
+
+
+def chosen(curves: dict[str, list[float]], points: tuple[int, ...] = (5, 15, 30)) -> tuple[Choice, dict[str, int]]:
+    """The choice among candidates with these scores after 5, 15 and 30 rounds, and the rounds that each trained."""
+    trained = dict.fromkeys(curves, 0)
+
+    def outputs(name: str) -> Iterator[Outputs]:
+        for rounds, value in zip(points, curves[name], strict=False):
+            trained[name] = rounds
+            yield Outputs({(rounds, ""): [np.array([value])]}, None)
+
+    truth = [(np.array([0, 1]), np.array([0.5, 0.5]))]
+    running = [(Candidate(name), outputs(name)) for name in curves]
+    return trial_run._best(lambda found, *_: float(found[0]), truth, running), trained
+
+
+def test_the_worse_half_of_the_candidates_stops_after_each_number_of_rounds() -> None:
+    best, trained = chosen(
+        {
+            "late": [0.1, 0.9, 0.99],  # would win, but is among the worse three after 5 rounds
+            "falls": [0.6, 0.5, 0.4],
+            "worst": [0.0, 0.0, 0.0],
+            "wins": [0.5, 0.7, 0.8],
+            "odd": [0.4, 0.6, 0.7],
+            "last": [0.2, 0.9, 0.99],
+        }
+    )
+    assert trained == {"late": 5, "worst": 5, "last": 5, "falls": 15, "odd": 30, "wins": 30}
+    assert (best.candidate.method, best.rounds) == ("wins", 30)
+
+
+def test_a_candidate_is_chosen_at_its_best_number_of_rounds_even_if_it_stops() -> None:
+    best, trained = chosen({"overfits": [0.9, 0.5, 0.4], "slow": [0.2, 0.8, 0.85], "bad": [0.1, 0.1, 0.1]})
+    assert trained == {"overfits": 15, "slow": 30, "bad": 5}
+    assert (best.candidate.method, best.rounds) == ("overfits", 5)
+    assert chosen({"first": [0.5], "second": [0.5]})[0].candidate.method == "first"
+    best, trained = chosen({FOREST: [0.9], "a": [0.5, 0.6, 0.7], "b": [0.4, 0.5, 0.6]})  # a forest has one score
+    assert best.candidate.method == FOREST and trained == {FOREST: 5, "a": 30, "b": 5}
+
+
+def test_costly_methods_are_left_out_with_many_owners_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guess(
+        candidate: Candidate,
+        data: Dataset,
+        fitted: Sequence[np.ndarray],
+        judged: Sequence[Sequence[np.ndarray]],
+        points: Sequence[int],
+        seed: int,
+    ) -> Iterator[Outputs]:
+        yield Outputs({(points[0], ""): [np.full((len(part), 2), 0.5) for parts in judged for part in parts]}, None)
+
+    monkeypatch.setattr(trial_run, "train", guess)
+    config = TrialConfig(splits=1, networks=("mlp",), rates=(0.1,), forest=False)
+    few, many = (run_trial(planted([16] * n, [1] * n, columns=2), config) for n in (MANY, MANY + 1))
+    named = run_trial(planted([16] * (MANY + 1), [1] * (MANY + 1), columns=2), replace(config, methods=("afind-plus",)))
+    assert set(few.tried) - set(many.tried) == {"afind-plus, mlp, rate 0.1"} and not set(many.tried) - set(few.tried)
+    note = "afind-plus: left out, as too slow with more than 12 owners; --method tries it."
+    assert [note in trial.notes for trial in (few, many, named)] == [False, True, False]
+    assert "afind-plus" in many.not_tried and named.tried == ["afind-plus, mlp, rate 0.1"]
 
 
 # -- the API and the command ---------------------------------------------------------------------------------------

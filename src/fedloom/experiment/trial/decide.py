@@ -8,7 +8,7 @@ advised to join, a share of at most `ALPHA` is expected to gain nothing.
 
 Joining has a price, so it needs an owner's own evidence. Staying alone has none, and a federation exists only if others
 join: an owner whose own rows leave it open stays alone if the mean gain over all owners is below the smallest
-    worthwhile gain.
+worthwhile gain.
 """
 
 import math
