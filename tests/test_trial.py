@@ -267,6 +267,7 @@ def test_a_budget_of_time_ends_the_trial() -> None:
     trial = run_trial(planted([30] * 2, [1] * 2, columns=3), config)
     assert trial.splits == 1 and {card.decision for card in trial.owners.values()} == {"undecided"}
     assert len(trial.tried) == 2  # of all that were asked for
+    assert trial.notes[-1] == "The budget allowed 1 of 5 splits; fewer than 3 decide nothing."
 
 
 def test_what_cannot_be_tried_has_a_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import build_party, differences, expected, for_nodes, suspicious
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
+from fedloom.methods.averaging import fedavg
 
 ROWS: dict[str, Any] = {
     "data": {"clients": 3, "public_rows": 60, "own_test_rows": 20},
@@ -88,7 +90,7 @@ def test_what_only_the_coordinator_has_is_not_sent(tmp_path: Path) -> None:
     there = build_party(given.model_copy(update={"method": str(page)}), 1)
     assert there.facts == expected(plan, 1)
     page.write_text(page.read_text() + "\n")
-    assert differences(expected(plan, 1), there.facts)[0].startswith("config: ")
+    assert differences(expected(plan, 1), there.facts)[0].startswith("its page of fedavg-example is not")
 
 
 def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
@@ -142,6 +144,24 @@ def test_a_difference_names_both_values() -> None:
         "a: 1 here, missing there",
         f"b: missing here, '{'x' * 59}… there",
     ]
+
+
+def test_a_page_that_a_node_lacks_or_has_in_another_version_is_named_with_the_repair(tmp_path: Path) -> None:
+    source = Path(fedavg.__file__).read_text()
+    ours, theirs = tmp_path / "mine.py", tmp_path / "theirs.py"
+    ours.write_text(source + "# ours\n")
+    theirs.write_text(source)
+    plan, old = build(run(f"{ours}:fedavg", **ONE)), build(run(f"{theirs}:fedavg", **ONE))
+    mine = expected(plan, 0)
+    without = build_party(sent(for_nodes(plan)), 0).facts  # a node finds the method by its name
+    (line,) = differences(mine, without)
+    repair = "copy the file there, and list it in pages of node.toml"
+    shown = hashlib.sha256(ours.read_bytes()).hexdigest()[:8]
+    assert line == f"its page of fedavg is not the coordinator's: {repair} ({shown}… here, 'built in' there)"
+    (line,) = differences(mine, expected(old, 0))
+    assert repair in line and line.count("…") == 2
+    named = sent(for_nodes(plan)).model_copy(update={"method": str(ours)})  # as a node with this page does
+    assert differences(mine, build_party(named, 0).facts) == []
 
 
 def test_a_party_that_does_not_exist_is_refused() -> None:

@@ -24,6 +24,8 @@ SHOWN = 60
 """Maximum characters of a value in a message."""
 HASH = re.compile(r"[0-9a-f]{64}")
 """A SHA-256, shown shortened."""
+BUILT_IN = "built in"
+"""In place of a page's SHA-256 for a method that is installed with fedloom."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def _facts(run: RunConfig, plan: RunPlan, number: int) -> dict[str, Any]:
     return {
         "fedloom": __version__,
         "method": plan.method.name,
+        "page": hashlib.sha256(_page(run)).hexdigest() if run.method_is_file else BUILT_IN,
         "config": config_sha256(run, plan.cfg),
         "role": plan.names[number],
         "network": plan.architectures[number],
@@ -118,6 +121,12 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], own: str = "
         both = _both(mine.get("public"), theirs.get("public"))
         messages = [f"its public rows are not the coordinator's: {mend} ({both})"]
         different = [key for key in different if key not in ("public", "data")]  # data is a hash of public too
+    if "page" in different and mine.get("method") == theirs.get("method"):
+        messages.append(
+            f"its page of {mine['method']} is not the coordinator's: copy the file there, and list it in pages of "
+            f"node.toml ({_both(mine.get('page'), theirs.get('page'))})"
+        )
+        different = [key for key in different if key not in ("page", "config")]  # config is a hash of the page too
     return messages + [f"{key[:SHOWN]}: {_both(mine.get(key), theirs.get(key))}" for key in different]
 
 
@@ -140,11 +149,15 @@ def _short(value: Any) -> str:
 def config_sha256(run: RunConfig, cfg: Any) -> str:
     """SHA-256 of all settings that affect results, and of the method's page if it is the user's own."""
     left_out = {"engine", "name", "preset", "params", "method"}
-    page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
-    method = page.read_bytes() if run.method_is_file else run.method.encode()
+    method = _page(run) if run.method_is_file else run.method.encode()
     placeless = run.model_copy(update={"data": run.data.model_copy(update={"root": None})})
     values = placeless.model_dump_json(exclude=left_out) + cfg.model_dump_json()
     return hashlib.sha256(f"{__version__}\n{values}\n".encode() + method).hexdigest()
+
+
+def _page(run: RunConfig) -> bytes:
+    """The source of the user's own page."""
+    return Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py").read_bytes()
 
 
 def for_nodes(plan: RunPlan) -> RunConfig:

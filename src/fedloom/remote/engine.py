@@ -235,7 +235,9 @@ class NetEngine(Engine):
             elif not isinstance(answer, BaseException):
                 problems += [f"{session.name}: {line}" for line in self._differences(session.party, answer)]
         if away:
-            raise EngineError(f"unreachable nodes; is fedloom node running there?\n{_named(away)}")
+            raise EngineError(
+                f"unreachable nodes: start fedloom node there; its log says why it cannot connect\n{_named(away)}"
+            )
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, CallRefused):
                 raise answer

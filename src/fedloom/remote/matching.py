@@ -271,7 +271,9 @@ class _MatchingSession:
             elif isinstance(end, BaseException):
                 raise end
         if away:
-            raise EngineError("\n".join(["unreachable nodes; is fedloom node running there?", *away]))
+            raise EngineError(
+                "\n".join(["unreachable nodes: start fedloom node there; its log says why it cannot connect", *away])
+            )
         if wrong:
             raise ConfigError("\n".join(wrong))
 

@@ -27,7 +27,7 @@ from fedloom.experiment.trial.candidates import (
     infeasible,
     train,
 )
-from fedloom.experiment.trial.decide import decide_owners, gain
+from fedloom.experiment.trial.decide import FEWEST, decide_owners, gain
 from fedloom.experiment.trial.owners import Owners, split_rows, split_time, standardized
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
 
@@ -128,6 +128,8 @@ def _run(owners: Owners, config: TrialConfig, progress: Callable[[int, int, floa
         progress(r + 1, count, spent)
         if config.seconds is not None and spent * (r + 2) / (r + 1) > config.seconds:
             break
+    if len(rows) < min(count, FEWEST):
+        notes = (*notes, f"The budget allowed {len(rows)} of {count} splits; fewer than {FEWEST} decide nothing.")
     chosen = Counter(choices.federated.label for choices in picks)
     ledger = ledgers[chosen.most_common(1)[0][0]]
     return _summary(
