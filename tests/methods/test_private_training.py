@@ -112,7 +112,9 @@ def test_epsilon_counts_every_step_of_the_rounds_in_which_a_client_takes_part() 
     heads = FEDAVG.configure(params={**SMALL, "personal_head": True, "head_epochs": 1, "dp": BY_ROWS})
     assert private.row_releases(heads, [20.0]) == [Releases(1.5, 9, 0.4)]
     seen: list[tuple[float, int, float]] = []
-    client_contexts = [replace(c, secret=1, privacy_budget=lambda *of: seen.append(of)) for c in contexts(2, make=common)]
+    client_contexts = [
+        replace(c, secret=1, privacy_budget=lambda *of: seen.append(of)) for c in contexts(2, make=common)
+    ]
     Toy(FEDAVG, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(2)
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
     (by_server,) = FEDAVG.configure(params={"dp": BY_CLIENTS}).guarantees

@@ -298,6 +298,12 @@ def test_a_factory_that_the_node_names_is_let_through(hosts: Callable[..., RunRe
     assert "must allow it by name" in words
 
 
+LACKING = (
+    "this node lacks the run's method: copy its page there and list it in pages of node.toml, or use the same version "
+    "of fedloom on both sides"
+)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -330,8 +336,10 @@ def test_a_config_that_is_none_is_refused_in_fixed_words(text: str, hosts: Calla
     assert refusal.code in (rpc_errors.MISMATCH, rpc_errors.MALFORMED)
     assert refusal.words in (
         "this node cannot read the run's config: use the same version of fedloom on both sides",
+        LACKING,
         "invalid message",
     )
+    assert (refusal.words == LACKING) == ('"method": "' in text)
     assert not list(ask.config.state.glob("run-*"))
 
 

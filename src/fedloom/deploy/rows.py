@@ -62,6 +62,11 @@ def read_rows(path: Path, recipe: Mapping[str, Any], id: str | None = None) -> t
             return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)), None
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read as an array of numbers ({error}).") from None
+    if path.suffix == ".parquet":
+        raise DataError(
+            f"{path} is a Parquet file, but new rows must be a CSV file or a .npy array: convert it, for example with "
+            "pandas.read_parquet and to_csv(index=False)."
+        )
     table = read_csv(path, needed=[] if id is None else [id])
     ids = None if id is None else table[id]
     if recipe["kind"] == "table":

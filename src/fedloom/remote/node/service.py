@@ -263,6 +263,11 @@ class NodeService:
             run: RunConfig = validated(RunConfig, json.loads(text))
             for complaint in suspicious(run, self.config.factories):
                 raise refused(complaint)
+            if run.method not in self._pages and run.method not in methods.registry():
+                raise mismatch(
+                    "this node lacks the run's method: copy its page there and list it in pages of node.toml, or use "
+                    "the same version of fedloom on both sides"
+                )
             run = run.model_copy(update={"method": self._pages.get(run.method, run.method)})
             method, cfg, rounds, _ = resolve(run, at_node=True)
         except (FedloomError, ValueError, TypeError, RecursionError) as error:
