@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import sys
@@ -10,24 +11,70 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from click import ClickException, Context, Group
+from typer.main import get_command
 
 import fedloom
 from fedloom.cli import main
+from fedloom.cli.app import app
+from fedloom.cli.listing import listing
 from fedloom.experiment.reading import check
 from tests.test_architecture import ALLOWED
 
 ROOT = Path(__file__).parents[1]
+GENERATED = {ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md")}
+"""Pages that building the site writes."""
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "start").glob("*.md")),
+    *sorted({*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[!_]*/*.md")} - GENERATED),
 ]
 
 
 def blocks(page: Path, language: str) -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S)
     return [text for name, text in found if name == language]
+
+
+def commands(page: Path) -> list[str]:
+    """The arguments of every `fedloom ...` line in a fenced block, indented ones and continued lines too."""
+    fenced = re.findall(r"^ *(```|~~~).*?\n(.*?)^ *\1", page.read_text(), re.M | re.S)
+    lines = "\n".join(re.sub(r"\\\n\s*", " ", text) for _, text in fenced)
+    return re.findall(r"^\s*(?:\$ )?(?:\.venv/bin/|python -m )?fedloom (.*)$", lines, re.M)
+
+
+names = functools.cache(listing)
+
+
+def mistake(line: str) -> str:
+    """What is wrong with the arguments of a `fedloom ...` line; "" if nothing is. Nothing is run."""
+    known, group = names(), get_command(app)
+    assert isinstance(group, Group)
+    words = shlex.split(line, comments=True)
+    words = words[: -1 if words[-1:] == ["&"] else None]
+    parent = Context(group, info_name="fedloom")
+    try:
+        name, command, words = group.resolve_command(parent, words)
+        while isinstance(command, Group):
+            name, command, words = command.resolve_command(parent, words)
+        assert name is not None and command is not None
+        given = command.make_context(name, [*words], parent=parent).params
+    except ClickException as error:
+        return error.format_message()
+    keys = [k.partition("=")[0] for p in command.params if "--set" in p.opts for k in given[p.name or ""] or ()]
+    params = {row["name"] for rows in known["params"].values() for row in rows}
+    for key in keys:
+        tables = {key, key.rpartition(".")[0]} & {*known["settings"], *params} - {"params"}
+        if not (tables or key.startswith("sweep.")):
+            return f"no setting {key}"
+    if name in ("run", "compare", "copy"):
+        named = {row["name"] for kind in ("methods", "experiments") for row in known[kind]}
+        first = command.params[0].name or ""
+        for what in given[first] if isinstance(given[first], tuple | list) else [given[first]]:
+            if what and what not in named and not re.search(r"[./]", str(what)):
+                return f"no method or experiment {what}"
+    missing = [word for word in words if word.startswith(("examples/", "docs/")) and not (ROOT / word).exists()]
+    return f"no file {missing[0]}" if missing else ""
 
 
 def test_the_docs_show_the_example_as_it_is() -> None:
@@ -83,13 +130,31 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(SystemExit) as stop:
             main()
         assert not stop.value.code, line
-    assert done == ["PosixPath", "fedal", "compare", "compare", "fedal", "examples/fedprox.py"]
+    assert done == ["PosixPath", "fedal", "compare", "compare", "fedal", "examples/fedprox.py", "compare"]
+
+
+def test_every_command_in_the_docs_is_understood() -> None:
+    found = [(page, line) for page in PAGES for line in commands(page)]
+    assert len(found) > 90
+    wrong = [f"{page.relative_to(ROOT)}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        *("rum fedal", "run fedall", "run fedal --round 3", "run fedal --rounds many", "run examples/none.toml"),
+        *("run fedal -s data.client=3", "run fedal -s params.tua=3", "compare fedal fedmb", "export", "audit dump log"),
+    ),
+)
+def test_a_wrong_command_in_the_docs_is_found(line: str) -> None:
+    assert mistake(line)
 
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            if not target.startswith("http"):
+            if not target.startswith("http") and (page.parent / target).resolve() not in GENERATED:
                 assert (page.parent / target).exists(), f"{page.name} -> {target}"
 
 

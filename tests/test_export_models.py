@@ -328,4 +328,9 @@ def test_the_commands(averaged: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         header, *rows = csv.reader(file)
     assert header == ["patient", "predicted", "p malignant", "p benign"] and rows[0][0] == "p0" and len(rows) == 30
     assert "predicts from rows" in call("predict models/server", code=2)
-    assert "is not a party's folder" in call("predict models new.csv", code=2)
+    text = " ".join(call("predict models new.csv", code=2).split())
+    assert "models is not a party's folder: it has no party.json" in text
+    assert "choose one of its folders: client-0, client-1, server" in text
+    text = " ".join(call("predict models/client-2 new.csv", code=2).split())
+    assert "client-2 is not a party's folder: it does not exist" in text
+    assert "choose one of the folders in models: client-0, client-1, server" in text

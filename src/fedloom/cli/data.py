@@ -217,7 +217,8 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
         say(f"time      perhaps {', '.join(found.time_guess)}: fedloom trial orders rows by it")
     for note in found.notes:
         say(f"note      {note}")
-    say("\nSettings that say the same; save them as my.toml, and start fedloom run my.toml:\n")
+    say("\nSettings that say the same; save them as my.toml, and start, with this or another method,")
+    say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())
 
 

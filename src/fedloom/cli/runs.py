@@ -91,7 +91,9 @@ def compare(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD...", help="The first is compared with the others.", autocompletion=completing("methods")
+            metavar="METHOD...",
+            help="Names or your own files; the first is compared with the others.",
+            autocompletion=completing("methods"),
         ),
     ],
     base: Annotated[

@@ -123,7 +123,7 @@ def trial(
 
 
 def _show(result: "TrialResult") -> None:
-    from fedloom.experiment.trial import sentence
+    from fedloom.experiment.trial import sentence, signed
 
     table = plain_table("owner", "decision", numbers=("rows", "alone", "federated", "pooled"))
     for name, card in result.owners.items():
@@ -134,9 +134,9 @@ def _show(result: "TrialResult") -> None:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     out.print(table)
     low, high = result.overall["low"], result.overall["high"]
-    interval = "" if low is None or high is None else f" (95 % {low:+.3f} to {high:+.3f})"
+    interval = "" if low is None or high is None else f" (95 % {signed(low)} to {signed(high)})"
     metric = "AUC" if result.metric == "auc" else result.metric
-    out.print(f"mean over owners: {metric} {result.overall['gain']:+.3f}{interval}, {result.splits} splits")
+    out.print(f"mean over owners: {metric} {signed(result.overall['gain'] or 0.0)}{interval}, {result.splits} splits")
     card = next(iter(result.owners.values()))
     out.print(f"bytes for an owner and a run of {card.method}: {card.sent:,} sent, {card.received:,} received")
     for message in result.revealed:

@@ -125,9 +125,12 @@ def read_manifest(folder: Path) -> PartyManifest:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        inside = sorted(found.parent.name for found in folder.glob(f"*/{MANIFEST}"))
-        hint = f"choose one of its folders: {', '.join(inside)}" if inside else "create one with fedloom export"
-        raise CheckpointError(f"{folder} is not a party's folder: it has no {MANIFEST}; {hint}")
+        above = folder if folder.is_dir() else folder.parent
+        inside = sorted(found.parent.name for kind in (MANIFEST, "model.json") for found in above.glob(f"*/{kind}"))
+        these = "its folders" if folder.is_dir() else f"the folders in {above}"
+        hint = f"choose one of {these}: {', '.join(inside)}" if inside else "create one with fedloom export"
+        reason = f"it has no {MANIFEST}" if folder.is_dir() else "it does not exist"
+        raise CheckpointError(f"{folder} is not a party's folder: {reason}; {hint}")
     with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
             raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")

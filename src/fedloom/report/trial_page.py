@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from fedloom._version import __version__
-from fedloom.experiment.trial import OwnerCard, TrialResult, sentence
+from fedloom.experiment.trial import OwnerCard, TrialResult, sentence, signed
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
 
@@ -23,14 +23,14 @@ def page(result: TrialResult, name: str) -> Page:
     card = next(iter(result.owners.values()))
     metric = "AUC" if result.metric == "auc" else result.metric
     gain, low, high = (result.overall[key] for key in ("gain", "low", "high"))
-    overall = f"{gain or 0:+.3f}"
+    overall = signed(gain or 0)
     if low is not None and high is not None:
-        overall += f" (95 % {low:+.3f} to {high:+.3f})"
+        overall += f" (95 % {signed(low)} to {signed(high)})"
     tiles = [
         Tile("join", str(len(counts["join"])), _some(counts["join"])),
         Tile("stay alone", str(len(counts["alone"])), _some(counts["alone"])),
         Tile("undecided", str(len(counts["undecided"])), _some(counts["undecided"])),
-        Tile(f"{metric}, mean over owners", f"{gain or 0:+.3f}", overall.partition(" ")[2].strip("()")),
+        Tile(f"{metric}, mean over owners", signed(gain or 0), overall.partition(" ")[2].strip("()")),
     ]
     return Page(
         title=f"Should they federate? {name}",
@@ -106,9 +106,10 @@ def _forest_plot(result: TrialResult) -> Markup:
         'style="stroke:var(--soft);stroke-dasharray:4 3"/>',
     ]
     for tick in _ticks(low, high):
+        number = f"{tick:+.3g}".replace("-", "−") if abs(tick) > 1e-9 else "0"
         parts.append(
             f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" fill="var(--soft)">'
-            f"{tick:+.3g}</text>"
+            f"{number}</text>"
         )
     for place, (name, card) in enumerate(result.owners.items()):
         y, color = 20 + step * place, COLORS[card.decision]

@@ -92,7 +92,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
 
 
 @drawing()
-def overview(slug: str, counts: Mapping[str, Mapping[Verdict, int]]) -> tuple[Markup, tuple[Key, ...]]:
+def overview(slug: str, counts: Mapping[str, Mapping[Verdict, int]]) -> Markup:
     """The number of claims by verdict, one bar per paper."""
     names = [*counts]
     figure, axes = canvas(WIDTH, 60 + 54 * len(names), left=110, right=90, top=30, bottom=40)
@@ -118,8 +118,7 @@ def overview(slug: str, counts: Mapping[str, Mapping[Verdict, int]]) -> tuple[Ma
     axes.set_xlabel("claims")
     texts = {name: fmt.together([f"{n} {v}" for v, n in each.items() if n]) for name, each in counts.items()}
     alt = "; ".join(f"{name}: {text}" for name, text in texts.items())
-    keys = tuple(SeriesStyle(STYLES[verdict].color, "square", None).key(verdict) for verdict in VERDICTS)
-    return inline(figure, slug, alt), keys
+    return inline(figure, slug, alt)
 
 
 def file_of(svg: Markup) -> str:

@@ -149,19 +149,22 @@ def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[st
         for name, systems, own in groups
     ]
     heads = ("Paper", "Tables and figures", *(fmt.capital(verdict) for verdict in VERDICTS), "Time")
-    counts = PageTable("Claims by verdict, and the wall time of the runs", heads, rows)
+    counts = PageTable("Claims by verdict, and the wall time of the runs", heads, rows, prose=True)
     each = {name: dict(zip(VERDICTS, _verdicts(lines, [name]), strict=True)) for name in papers}
-    svg, legend = overview("overview", {SYSTEM_NAMES[name]: numbers for name, numbers in each.items()})
-    figures = [Figure("Claims by verdict", svg, legend, wide=True)] if outcomes else []
+    svg = overview("overview", {SYSTEM_NAMES[name]: numbers for name, numbers in each.items()})
+    figures = [Figure("Claims by verdict", svg, wide=True)] if outcomes else []
     sections = [PageSection("Papers", text=[RULE, ONCE], figures=figures, tables=[counts])]
     sections += [_paper(system, own, lines) for system, own in papers.items()]
     verdicts = _verdicts(lines, SYSTEMS)
+    informative = sum(verdicts[:3])
+    found = [f"{count} {verdict}" for verdict, count in zip(VERDICTS[:3], verdicts, strict=False) if count]
     scale = fmt.together(sorted({one.scale for one in outcomes}))
     number = fmt.times(len(outcomes), "table or figure", "tables and figures")
     return Page(
         title="Reproduced tables and figures",
         subtitle=f"{fmt.capital(scale)} scale · {number}",
-        lead="The claims of papers about their results, tested on our runs.",
+        lead=f"The claims of papers about their results, tested on our runs: {informative} of {sum(verdicts)} have an "
+        f"informative verdict{': ' if found else ''}{fmt.together(found)}.",
         warning=" ".join(notes),
         tiles=[
             Tile(fmt.capital(verdict), f"{count} of {sum(verdicts)}", "claims")

@@ -15,7 +15,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, Missing, SplitColumns
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
-from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence
+from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence, signed
 from fedloom.experiment.trial.run import run_trial
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "run_trial",
     "seconds",
     "sentence",
+    "signed",
     "trial",
 ]
 

@@ -147,11 +147,16 @@ class TrialResult:
         return "\n".join(f"{name}: {sentence(card, self.metric)}" for name, card in self.owners.items())
 
 
+def signed(value: float) -> str:
+    """A difference of scores with its sign, such as "−0.012"."""
+    return f"{value:+.3f}".replace("-", "−")
+
+
 def sentence(card: OwnerCard, metric: str) -> str:
     """The card in one line, such as "join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058)"."""
     name = "AUC" if metric == "auc" else metric
-    known = "" if card.gain is None else f"{name} {card.gain:+.3f}"
-    interval = "" if card.low is None or card.high is None else f" (95 % {card.low:+.3f} to {card.high:+.3f})"
+    known = "" if card.gain is None else f"{name} {signed(card.gain)}"
+    interval = "" if card.low is None or card.high is None else f" (95 % {signed(card.low)} to {signed(card.high)})"
     if card.decision == "join":
         return f"join with {card.method}: {known}{interval}"
     if card.decision == "alone":
@@ -161,5 +166,5 @@ def sentence(card: OwnerCard, metric: str) -> str:
     if card.more_splits is not None:
         need = f"about {card.more_splits} splits would decide"
     elif card.more_rows is not None:
-        need = f"about {card.more_rows:,} rows would decide, of which there are {card.rows:,}"
+        need = f"about {card.more_rows:,} rows would decide; there are {card.rows:,}"
     return f"undecided: {known}{interval}; {need}" if known else f"undecided: too few rows of each class; {need}"
