@@ -14,7 +14,7 @@ from fedloom import methods
 from fedloom.cli.app import app as commands
 
 project = "fedloom"
-author = "The fedloom developers"
+author = project_copyright = "The fedloom developers"
 version = release = fedloom.__version__
 extensions = [
     "myst_nb",
@@ -76,8 +76,9 @@ def method_pages(app: Sphinx) -> None:
 
 
 def command_pages(app: Sphinx) -> None:
-    """Write `reference/commands.md`: the help of every command."""
+    """Write `reference/commands.md`: the help of every command that `fedloom --help` lists."""
     group = typer.main.get_command(commands)
+    group.commands = {name: command for name, command in group.commands.items() if not command.hidden}
     context = typer.Context(group, info_name="fedloom")
     Path(app.srcdir, "reference", "commands.md").write_text(
         get_docs_for_click(obj=group, ctx=context, name="fedloom", title="Commands")
