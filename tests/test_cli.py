@@ -104,13 +104,21 @@ def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> 
         ("list partit", {"partitions"}),
         ("copy fedm", {"fedmd"}),
         ("run fedal -s params.disc_t", {"params.disc_temperature="}),
-        ("run fedal -s data.name=brea", {"data.name=breast_cancer"}),
+        ("run fedal -s data.name=brea", {"breast_cancer"}),
+        ("run fedal -s models.pool=", {"mlp", "forest"}),
+        ("""run fedal -s 'models.pool=["mlp","lene""", {"""models.pool=["mlp","lenet5"""}),
+        ("run fedal -s engine.name=bat", {"batched"}),
+        ("run fedal --engine bat", {"batched"}),
+        ("run fedal --engine=iso", {"isolated"}),
+        ("run fedal --seed=1 -s topology.kind=small", {"small-world"}),
         ("run fedal -s evaluate.po", {"evaluate.points="}),
         ("reproduce fedal-table-6", {"fedal-table-6"}),
     ],
 )
 def test_completion_knows_the_names(words: str, expected: set[str]) -> None:
-    line = {"COMP_WORDS": f"fedloom {words}", "COMP_CWORD": str(len(words.split()))}
+    """Bash takes an "=" outside quotes for a word of its own, and inserts what follows it."""
+    split = ["fedloom", *re.findall(r"'.*|[^ =]+|=", words)]
+    line = {"COMP_WORDS": "\n".join(split), "COMP_CWORD": str(len(split) - 1)}
     environment = {**os.environ, "_FEDLOOM_COMPLETE": "complete_bash", **line}
     command = [sys.executable, "-c", "from fedloom.cli import main; import sys; sys.argv = ['fedloom']; main()"]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split("\n")

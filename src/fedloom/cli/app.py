@@ -3,6 +3,10 @@
 Commands import what they need when they run, so that `--help` is quick.
 """
 
+import contextlib
+import io
+import os
+import re
 import sys
 from typing import Annotated, NoReturn
 
@@ -59,6 +63,8 @@ def main() -> NoReturn:
         logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
     sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
+    if os.environ.get("_FEDLOOM_COMPLETE") == "complete_bash":
+        _complete_in_bash()
     try:
         code = app(standalone_mode=False)
     except FedloomError as error:
@@ -85,6 +91,24 @@ def main() -> NoReturn:
             show()
         code = getattr(error, "exit_code", 1)
     sys.exit(code or 0)
+
+
+def _complete_in_bash() -> NoReturn:
+    """Complete a word for Bash, which takes `data.name=wi` for three words and inserts only what follows the "="."""
+    words, at = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
+    whole: list[str] = []
+    for word in words[: at + 1]:
+        if whole and (word == "=" or whole[-1].endswith("=")):
+            whole[-1] += word
+        else:
+            whole.append(word)
+    os.environ |= {"COMP_WORDS": "\n".join(whole), "COMP_CWORD": str(len(whole) - 1)}
+    found = io.StringIO()
+    with contextlib.redirect_stdout(found), contextlib.suppress(SystemExit):
+        app()
+    shown = found.getvalue()
+    typer.echo(re.sub(r"^.*?=(?=.)", "", shown, flags=re.M) if whole[-1] != words[at] else shown, nl=False)
+    sys.exit()
 
 
 def _as_setting(option: str) -> str:

@@ -8,15 +8,21 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from fedloom.core.paths import cache_folder
 
 Row = dict[str, Any]
 LISTS = ("methods", "models", "datasets", "partitions", "experiments", "reproductions")
+NAMED = {
+    **{"method": "methods", "data.name": "datasets", "data.partition": "partitions"},
+    **{"models.pool": "models", "models.each": "models", "pretrained.model": "models"},
+}
+"""The settings whose value is a name in one of `LISTS`, or a list of such names."""
 KEPT = 8
 """Maximum number of earlier versions in the cache."""
 
@@ -24,7 +30,7 @@ KEPT = 8
 def listing() -> dict[str, Any]:
     """The rows of each of `LISTS`, `settings` of a run, and for each method its `params` and the path of its `pages`.
 
-    A page is its file and the name of the first method in it.
+    A setting comes with the words that its type lists. A page is its file and the name of the first method in it.
     """
     root = Path(str(files("fedloom")))
     digest = hashlib.sha256(str(root).encode())
@@ -88,7 +94,7 @@ def _build() -> dict[str, Any]:
         ],
         "experiments": [{"name": k, "what": tomllib.loads(text).get("title", "")} for k, text in experiments().items()],
         "reproductions": [{"name": name, "place": one.place, "title": one.title} for name, one in papers.items()],
-        "settings": sorted(_keys(RunConfig)),
+        "settings": dict(sorted(_settings(RunConfig))),
         "params": {name: params(method) for name, method in registry.items()},
         "pages": {
             method.name: [page.__file__, methods.methods_of(page)[0].name]
@@ -107,13 +113,14 @@ def params(method: Any) -> list[Row]:
     ]
 
 
-def _keys(section: Any, prefix: str = "") -> list[str]:
-    """The dotted names of all settings in a section of a config."""
-    keys: list[str] = []
+def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """The dotted name of each setting in a section of a config, and the words that its type lists."""
     for name, field in section.model_fields.items():
-        inner = field.annotation if hasattr(field.annotation, "model_fields") else None
-        keys += [prefix + name] if inner is None else _keys(inner, f"{prefix}{name}.")
-    return keys
+        kind = field.annotation
+        if hasattr(kind, "model_fields"):
+            yield from _settings(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, [word for word in get_args(kind) if get_origin(kind) is Literal]
 
 
 def completing(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
@@ -132,12 +139,19 @@ def complete_list(incomplete: str) -> list[tuple[str, str]]:
     return [(name, "") for name in LISTS if name.startswith(incomplete)] + completing("methods")(incomplete)
 
 
+def complete_engine(incomplete: str) -> list[tuple[str, str]]:
+    """Names of engines."""
+    return [(name, "") for name in listing()["settings"]["engine.name"] if name.startswith(incomplete)]
+
+
 def complete_setting(incomplete: str) -> list[tuple[str, str]]:
-    """Settings of a run, those of its method, and the names that a setting can have."""
-    known, (key, equals, start) = listing(), incomplete.partition("=")
+    """Settings of a run, those of its method, and the names that a setting can have; in a list of names, the last."""
+    known, (key, equals, value) = listing(), incomplete.partition("=")
     if equals:
-        kind = {"data.name": "datasets", "data.partition": "partitions", "method": "methods"}.get(key)
-        return [(f"{key}={name}", what) for name, what in (completing(kind)(start) if kind else [])]
+        start = re.split(r'[\[", ]', value)[-1]
+        found = [(word, "") for word in known["settings"].get(key, ()) if word.startswith(start)]
+        found += completing(NAMED[key])(start) if key in NAMED else []
+        return [(incomplete.removesuffix(start) + word, what) for word, what in found]
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""  # of bash, or of other shells
     own = [(row["name"], row["what"]) for name in line.split() for row in known["params"].get(name, ())]
     every = [*own, *((name, "") for name in known["settings"])]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom.cli.listing import completing
+from fedloom.cli.listing import complete_engine, completing
 from fedloom.cli.options import PRIVATE, AsJson, Device, Quiet, Seed, Settings, Track, Trust, err, out, written
 from fedloom.core.errors import ConfigError, DataError, Interrupted
 
@@ -21,7 +21,11 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted ru
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
 Engine = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="local, auto, batched (GPU, small MLPs), ray (a cluster), net or isolated."),
+    typer.Option(
+        metavar="NAME",
+        help="local, auto, batched (GPU, small MLPs), ray (a cluster), net or isolated.",
+        autocompletion=complete_engine,
+    ),
 ]
 Federation = Annotated[
     Path | None,
