@@ -59,9 +59,6 @@ def data(
     if plot is not None and not plot.parent.is_dir():
         raise ConfigError(f"--plot: the folder {plot.parent} does not exist")
     from fedloom.data.sources import check_name, is_path
-    from fedloom.data.stats import describe, plot_counts
-    from fedloom.experiment.settings.rows import divided, number_of_owners
-    from fedloom.report.formatting import clients_named
 
     given = {"label": label, "group": group, "clients": clients, "partition": partition}
     values = {"name": name, **{key: value for key, value in given.items() if value is not None}}
@@ -70,6 +67,10 @@ def data(
     if is_path(name) and clients is None and partition is None and plot is None:
         _understood(name, config.columns, as_json)
         return
+    from fedloom.data.stats import describe, plot_counts
+    from fedloom.experiment.settings.rows import divided, number_of_owners
+    from fedloom.report.formatting import clients_named
+
     if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
         config = config.model_copy(update={"clients": number_of_owners(config)})
     if config.group and config.public_rows is None:

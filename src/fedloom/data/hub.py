@@ -216,7 +216,7 @@ def _read_csv_files(path: Path, name: str, test: str | None) -> Content:
 
 def _booleans(values: np.ndarray) -> np.ndarray:
     """Columns of only True and False as booleans, others unchanged."""
-    boolean = values.dtype.kind == "O" and set(values) <= _BOOLEANS.keys()
+    boolean = values.dtype.kind == "O" and all(value in _BOOLEANS for value in values)
     return np.array([_BOOLEANS[value] for value in values]) if boolean else values
 
 

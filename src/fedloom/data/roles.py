@@ -11,7 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.options import UNORDERED, DataOptions, Kind, SplitColumns, Understanding
-from fedloom.data.tables import MISSING, RawTable, refuse_mistakes, texts, typed
+from fedloom.data.tables import MISSING, RawTable, different, refuse_mistakes, texts, typed
 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
@@ -337,11 +337,12 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     free: dict[str, str] = {}
     for column in [*table.values]:
         table.values[column] = values = typed(column, table.values[column])
-        known = values[kept][~_gaps(values[kept])]
-        different = len(np.unique(known))
-        reason = "" if column in options.keep else _suspicion(column, known, len(kept))
-        if different < 2 and (not different or len(known) == len(kept)):
-            table.drop(column, "empty" if not different else "the same in every row")
+        known = values[kept]
+        known = known[~_gaps(known)]
+        count = len(different(known))
+        reason = "" if column in options.keep else _suspicion(column, known, count, len(kept))
+        if count < 2 and (not count or len(known) == len(kept)):
+            table.drop(column, "empty" if not count else "the same in every row")
         elif reason:
             table.drop(column, reason)
             notes.append(f"Column {column!r} is dropped: it is {reason}. Name it in data.keep to use it.")
@@ -349,9 +350,9 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             kinds[column] = "number"
         else:
             refuse_mistakes(column, known)
-            kinds[column] = "category" if different <= MAX_WORDS else "text"
+            kinds[column] = "category" if count <= MAX_WORDS else "text"
             if kinds[column] == "text" and column not in options.keep:
-                free[column] = f"{different} different {'dates' if _dates(known) else 'texts'}"
+                free[column] = f"{count} different {'dates' if _dates(known) else 'texts'}"
     if free:
         raise DataError(
             f"{table.name!r} has {'a column' if len(free) == 1 else 'columns'} of free text: "
@@ -363,17 +364,17 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     return kinds
 
 
-def _suspicion(column: str, known: np.ndarray, rows: int) -> str:
-    """Why a column is probably an identifier; "" if it is not."""
+def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
+    """Why a column with `count` different known values is probably an identifier; "" if it is not."""
     if _IDENTIFIER.search(column) or _CAMEL.search(column):
         return "an identifier by its name"
-    if not len(np.unique(known)) == len(known) >= MIN_UNIQUE:
+    if not count == len(known) >= MIN_UNIQUE:
         return ""
     if known.dtype.kind == "O":
         words = not _dates(known) and np.mean([len(word.split()) for word in known]) < 3
         return "an identifier: another word in every row" if words else ""
-    counts = len(known) == rows and known.max() - known.min() == rows - 1
-    return "an identifier: it counts the rows" if counts else ""
+    numbered = len(known) == rows and known.max() - known.min() == rows - 1
+    return "an identifier: it counts the rows" if numbered else ""
 
 
 def _dates(known: np.ndarray) -> bool:
@@ -392,9 +393,8 @@ def _gaps(values: np.ndarray) -> np.ndarray:
         return np.asarray(np.isnan(values))
     if values.dtype.kind != "O":
         return np.zeros(len(values), dtype=bool)
-    return np.array(
-        [v is None or v != v or (isinstance(v, str) and v.strip() in ("", MISSING)) for v in values], dtype=bool
-    )
+    gaps = [v for v in different(values) if v is None or v != v or (isinstance(v, str) and v.strip() in ("", MISSING))]
+    return np.array([v in gaps for v in values], dtype=bool) if gaps else np.zeros(len(values), dtype=bool)
 
 
 def _some(names: Sequence[str]) -> str:

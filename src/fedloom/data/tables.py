@@ -1,9 +1,12 @@
 """Raw tables: CSV files read as text, and columns of numbers or text."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 import numpy as np
 
@@ -48,14 +51,14 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
             names = [name.strip() for name in next(lines, [])]
-            rows = []
+            values: list[str] = []  # of all rows, one after the other: quicker than a list for each row
             for row in lines:
                 if row and len(row) != len(names):
                     raise DataError(
                         f"{path}, line {lines.line_num}: expected {len(names)} values, as in the header, but found "
                         f"{len(row)}; correct that line."
                     )
-                rows += [row] if row else []
+                values += row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a CSV file in UTF-8 ({error}).") from error
     if len(set(names)) < len(names) or "" in names:
@@ -63,11 +66,9 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
     for name in needed:
         if name not in names:
             raise DataError(f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}")
-    if not rows:
+    if not values:
         raise DataError(f"{path} must have rows below its header, but has none.")
-    return {
-        name: [value.strip() for value in column] for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    return {name: [*map(str.strip, values[place :: len(names)])] for place, name in enumerate(names)}
 
 
 def text_values(words: Sequence[str]) -> np.ndarray:
@@ -77,9 +78,11 @@ def text_values(words: Sequence[str]) -> np.ndarray:
 
 def column_values(words: Sequence[str]) -> np.ndarray:
     """(n,) float64 with NaN for missing values if all others are numbers, else `text_values`."""
-    values = text_values(words)
-    known = {word for word in values if word is not None}
-    return values.astype(np.float64) if known and all(map(is_number, known)) else values
+    try:
+        numbers = np.array([np.nan if word in _MISSING_VALUES else float(word) for word in words])
+    except ValueError:
+        return text_values(words)
+    return text_values(words) if np.isnan(numbers).all() else numbers
 
 
 def class_numbers(words: Sequence[str], what: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -104,11 +107,23 @@ def texts(name: str, values: np.ndarray) -> np.ndarray:
     """
     if values.dtype.kind in "US":
         values = values.astype(object)
-    if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
+    kinds = set(map(type, values))
+    if values.dtype.kind != "O" or not all(issubclass(kind, str | NoneType) for kind in kinds):
         raise DataError(
             f"Columns must have numbers or text, but {name!r} has other values ({values.dtype}); drop or convert it."
         )
-    return np.array([MISSING if v is None else v.strip() or MISSING for v in values], dtype=object)
+    words = {v: MISSING if v is None else v.strip() or MISSING for v in different(values)}
+    return np.array([words[v] for v in values.tolist()], dtype=object)
+
+
+def different(values: np.ndarray) -> Collection[Any]:
+    """The values (n,) without repetitions, unsorted if they are objects; np.unique would sort them, which is slow."""
+    if values.dtype.kind != "O":
+        return np.unique(values)
+    try:
+        return set(values.tolist())
+    except TypeError:  # lists have no hash
+        return values
 
 
 def is_missing(word: str) -> bool:
@@ -135,7 +150,7 @@ def typed(name: str, values: np.ndarray) -> np.ndarray:
         return values
     words = texts(name, values)
     known = words[words != MISSING]
-    numbers = 0 < len(known) < len(words) and all(is_number(word) for word in np.unique(known))
+    numbers = 0 < len(known) < len(words) and all(map(is_number, different(known)))
     return numbers_of(name, words) if numbers else words
 
 
@@ -145,9 +160,9 @@ def numbers_of(name: str, values: np.ndarray) -> np.ndarray:
         numbers: np.ndarray = values.astype(np.float64)
     else:
         words = texts(name, values)
-        bad = [word for word in np.unique(words) if word != MISSING and not is_number(word)]
+        bad = [word for word in different(words) if word != MISSING and not is_number(word)]
         if bad:
-            raise DataError(f"Column {name!r} must have numbers, but has {bad[0]!r}; correct or drop those rows.")
+            raise DataError(f"Column {name!r} must have numbers, but has {min(bad)!r}; correct or drop those rows.")
         numbers = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
     outside = int((np.abs(numbers) > _LARGEST).sum())
     if outside:
@@ -159,9 +174,10 @@ def numbers_of(name: str, values: np.ndarray) -> np.ndarray:
 
 def refuse_mistakes(name: str, known: np.ndarray) -> None:
     """Raise DataError if a column's `known` words (n,) are numbers but for a few."""
-    odd = [word for word in known if not is_number(word)]
-    if odd and len(known) - len(odd) >= _MOSTLY * len(known):
+    odd = {word: count for word, count in Counter(known.tolist()).items() if not is_number(word)}
+    wrong = sum(odd.values())
+    if odd and len(known) - wrong >= _MOSTLY * len(known):
         raise DataError(
-            f"Column {name!r} has numbers, but {len(odd)} of its {len(known)} values are not, such as {odd[0][:40]!r}; "
+            f"Column {name!r} has numbers, but {wrong} of its {len(known)} values are not, such as {[*odd][0][:40]!r}; "
             "correct them, or leave them empty (if the numbers are codes, prefix each with a letter)."
         )
