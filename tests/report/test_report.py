@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -250,6 +251,21 @@ def test_two_writes_give_the_same_bytes(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     first = report.write(folder).read_bytes()
     assert report.write(folder).read_bytes() == first
+
+
+def test_a_page_is_current_until_a_file_of_its_folder_or_the_version_changes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert report.current(folder) is None
+    page = report.write(folder)
+    assert report.current(folder) == page
+    later = page.stat().st_mtime_ns + 1
+    os.utime(folder / "metrics.csv", ns=(later, later))
+    assert report.current(folder) is None
+    os.utime(page, ns=(later + 1, later + 1))
+    assert report.current(folder) == page
+    page.write_text(page.read_text(encoding="utf-8").replace('"fedloom ', '"fedloom 0.'), encoding="utf-8")
+    os.utime(page, ns=(later + 2, later + 2))
+    assert report.current(folder) is None
 
 
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:

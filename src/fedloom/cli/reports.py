@@ -42,10 +42,16 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")],
     page: Annotated[Path, typer.Option("--out", help="The page to write, for several folders.")] = Path("report.html"),
 ) -> None:
-    """Write the HTML report of a run or a comparison, or one page that compares several runs."""
+    """Write the HTML report of a run or a comparison, or one page that compares several runs.
+
+    The report of one folder is written anew only if a file of the folder, or fedloom itself, has changed since.
+    """
     from fedloom import report as reports
 
-    written("report", reports.write(folders[0]) if len(folders) == 1 else reports.write_many(folders, page))
+    if len(folders) > 1:
+        written("report", reports.write_many(folders, page))
+    else:
+        written("report", reports.current(folders[0]) or reports.write(folders[0]))
 
 
 def track(

@@ -178,6 +178,7 @@ def refuse_mistakes(name: str, known: np.ndarray) -> None:
     wrong = sum(odd.values())
     if odd and len(known) - wrong >= _MOSTLY * len(known):
         raise DataError(
-            f"Column {name!r} has numbers, but {wrong} of its {len(known)} values are not, such as {[*odd][0][:40]!r}; "
+            f"Column {name!r} has numbers, but {wrong} of its {len(known)} values are not, such as "
+            f"{next(iter(odd))[:40]!r}; "
             "correct them, or leave them empty (if the numbers are codes, prefix each with a letter)."
         )

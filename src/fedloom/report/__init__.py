@@ -1,10 +1,28 @@
 """Reports: one self-contained HTML page per run or comparison."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
+from fedloom._version import __version__
 from fedloom.core.errors import DataError
 from fedloom.report.page import render
+
+PACKAGE = Path(__file__).parents[1]
+SHOWN, CODE = {".csv", ".json", ".toml"}, {".py", ".html", ".js", ".css"}
+"""Endings of the files that a page shows, and of those that write it."""
+
+
+def current(folder: Path) -> Path | None:
+    """The `report.html` of a folder if this version wrote it after all that it shows, else None."""
+    page = folder / "report.html"
+    if not page.is_file() or f'content="fedloom {__version__}"' not in page.read_text(encoding="utf-8")[:1000]:
+        return None
+    files = chain(
+        (file for file in folder.rglob("*") if file.suffix in SHOWN),
+        (file for file in PACKAGE.rglob("*") if file.suffix in CODE),
+    )
+    return page if page.stat().st_mtime_ns > max(file.stat().st_mtime_ns for file in files) else None
 
 
 def write(folder: Path) -> Path:

@@ -8,6 +8,8 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
+from fedloom._version import __version__
+
 
 @dataclass(frozen=True)
 class Key:
@@ -136,6 +138,6 @@ def render(page: Page) -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     text = environment.get_template("page.html").render(
-        page=page, script=Markup(script), script_hash=f"sha256-{digest}"
+        page=page, script=Markup(script), script_hash=f"sha256-{digest}", version=__version__
     )
     return text + "\n"
