@@ -171,8 +171,11 @@ def test_a_damaged_or_foreign_list_changes_nothing_and_is_logged(
     assert me.caller(context(other)) is None
 
 
-def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(authority: CertificateAuthority) -> None:
+def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
     server, caller = holder(authority, "hospital-a"), holder(authority, "coordinator")
+    stranger = holder(CertificateAuthority.create(tmp_path / "other"), "coordinator")
     twin = holder(authority, "hospital-a", folder="twin")
 
     async def calls() -> None:
@@ -183,6 +186,8 @@ def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(authority: Ce
             assert await ask(address, caller.channel(twin.certificate.read_bytes()), "hospital-a") == "UNAVAILABLE"
             with pytest.raises(EngineError, match=r"hospital-b: Hostname mismatch.*; correct the name .*\.toml"):
                 await caller.check_server(address, "hospital-b")
+            with pytest.raises(EngineError, match=r"not trusted as hospital-a: .*; its certificate is from another CA"):
+                await stranger.check_server(address, "hospital-a")
             authority.revoke("hospital-a")
             with pytest.raises(EngineError, match="is not trusted as hospital-a: certificate revoked"):
                 await caller.check_server(address, "hospital-a")

@@ -25,8 +25,13 @@ from fedloom.core.errors import ConfigError, EngineError
 
 log = logging.getLogger("fedloom.net")
 
-_OTHER_NAME = 62
-"""OpenSSL's code for a valid certificate with another name."""
+_REPAIRS = {
+    **dict.fromkeys(
+        (18, 19, 20, 21), "its certificate is from another CA than ca in node.toml; use files of one federation"
+    ),
+    62: "correct the name or the address in callers of node.toml",
+}
+"""OpenSSL's codes for a certificate that no known CA has signed, and for a valid one with another name."""
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH)
 
 
@@ -164,16 +169,13 @@ class Credentials:
             return False
         return True
 
-    async def check_server(
-        self, address: str, name: str, seconds: float = 5.0, listed: str = "federation.toml"
-    ) -> bytes:
+    async def check_server(self, address: str, name: str, seconds: float = 5.0) -> bytes:
         """Connect once, and check a server's name and revocation, which gRPC's clients cannot check.
 
         Args:
             address: `host:port` or `unix:/path`.
             name: that its certificate must have.
             seconds: timeout.
-            listed: the file with the address and the name, for error messages.
 
         Returns:
             The server's certificate in PEM. `channel` with it accepts no other certificate.
@@ -187,9 +189,8 @@ class Credentials:
                 der = await _handshake(address, name, self._client)
         except ssl.SSLError as error:
             why = (getattr(error, "verify_message", "") or error.reason or "no TLS").rstrip(".")
-            if getattr(error, "verify_code", 0) == _OTHER_NAME:
-                why += f"; correct the name or the address in {listed}"
-            raise EngineError(f"{untrusted}: {why}") from None
+            repair = _REPAIRS.get(getattr(error, "verify_code", 0), "")
+            raise EngineError(f"{untrusted}: {why}{repair and f'; {repair}'}") from None
         except (OSError, TimeoutError) as error:
             raise EngineError(f"{name} does not answer at {address}: {str(error) or 'timeout'}") from None
         except ValueError as error:  # such as a label that is too long for DNS
