@@ -1,8 +1,8 @@
 """A round of each family against the same work in the fewest PyTorch calls that we know.
 
 The loops here are faster than those of the other benchmarks: they have no messages, checks, undo or seeded draws, write
-the gradients of losses in the logits down, use fused optimizers, and gather rows once a stage. The excess of a ratio over
-1 is the cost of the rest. `python -m benchmarks fewest` prints all.
+the gradients of losses in the logits down, use fused optimizers, and gather rows once a stage. The excess of a ratio
+over 1 is the cost of the rest.
 """
 
 import copy
