@@ -240,6 +240,8 @@ def compare(
     Raises:
         FedloomError: see `run`.
     """
+    if isinstance(seeds, int):
+        raise ConfigError(f"seeds must be a list, such as [0, 1, 2], not {seeds}")
     settings = _named(settings, data, test, label, group, models, pretrained)
     if isinstance(methods, str | Path):
         config = read(str(methods), flags=settings, trust=trust)

@@ -1,5 +1,6 @@
 """A user's own tables and pictures: the roles of columns, owners, missing numbers, test rows, and clear refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_what_is_guessed_is_reported() -> None:
     assert found.counts() == {"no": 40, "yes": 20}
     _, found = read_own(patients(), DataOptions(label="disease", group="hospital"))
     assert not found.guessed and found.owners() == {"east": [20, 0], "north": [20, 0], "south": [0, 20]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        DataOptions("disease", "hospital"),
+        DataOptions("disease", "hospital", id="patient_id", test="part", unseen=("north",)),
+        DataOptions("disease", "hospital", drop=("a*",), keep=("*", "patient_id", "notes"), missing="indicator"),
+    ],
+)
+def test_the_suggested_settings_give_the_same_columns(options: DataOptions) -> None:
+    part, notes = ["test", "train", "train"] * (N // 3), [f"came back in week {row}" for row in range(N)]
+    table = patients(part=part, notes=notes, height=[None, *range(N - 1)])
+    if "notes" not in options.keep:
+        del table["notes"]
+    first, found = read_own(table, replace(options, missing="indicator"))
+    suggested = {k: tuple(v) if isinstance(v, list) else v for k, v in found.settings().items() if k != "partition"}
+    again, same = read_own(table, DataOptions(**suggested))
+    assert again.columns == first.columns and same.label == found.label
 
 
 @pytest.mark.parametrize(

@@ -248,12 +248,18 @@ def test_a_result_prints_in_five_lines_and_has_frames_and_a_page(tmp_path: Path)
         ({"data": (X, Y), "models": lambda one: None}, ModelError, "must take \\(input_shape, classes\\)"),
         ({"data": (X, Y), "models": nn.Linear(6, 2)}, ModelError, "must return logits of shape \\(2, 3\\)"),
         ({"data": "digits", "test": (X, Y)}, DataError, "test needs training rows"),
+        ({"data": {"name": np.zeros((3, 2))}}, ConfigError, "name: must be a string, not a ndarray$"),
         ({"data": (X, Y), "cleints": 3}, ConfigError, "cleints: there is no such setting"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_a_sentence(arguments: dict[str, Any], error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         fedloom.run("local", **{"rounds": 1, **arguments})
+
+
+def test_seeds_are_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"seeds must be a list, such as \[0, 1, 2\], not 3"):
+        fedloom.compare(["local"], data=(X, Y), seeds=3)  # type: ignore[arg-type]
 
 
 def test_columns_of_very_different_scale_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,19 +24,28 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
         elif item["type"] == "missing":
             lines.append(f"{where}: must be set")
         elif item["type"] in ("model_type", "dict_type"):
-            lines.append(f"{where}: must be a table, not {item['input']!r}")
+            lines.append(f"{where}: must be a table, not {_shown(item['input'])}")
         elif item["type"] in ("tuple_type", "list_type"):
-            lines.append(f"{where}: must be a list, such as [{item['input']!r}], not {item['input']!r}")
+            lines.append(f"{where}: must be a list, such as [{_shown(item['input'])}], not {_shown(item['input'])}")
         elif item["type"] == "too_short":
             lines.append(f"{where}: must have at least {item['ctx']['min_length']}")
         elif kind := next((name for start, name in _KINDS.items() if item["type"].startswith(start)), ""):
-            lines.append(f"{where}: must be {kind}, not {item['input']!r}")
+            lines.append(f"{where}: must be {kind}, not {_shown(item['input'])}")
         else:
             text = item["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
-            given = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"
+            given = "" if isinstance(item["input"], dict | list) else f", not {_shown(item['input'])}"
             named = text.startswith(f"{where}.")  # a check of several settings names them in full
             lines.append(text if named else f"{where}: {text[0].lower() + text[1:]}{given}")
     return lines
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it; the kind of an object, such as a data frame, whose text has many lines."""
+    return (
+        repr(value)
+        if isinstance(value, str | int | float | list | tuple | dict | None)
+        else f"a {type(value).__name__}"
+    )
 
 
 def _names(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -107,9 +107,8 @@ class Understanding:
     def settings(self) -> dict[str, Any]:
         """Settings of `[data]` that state the decisions, as TOML values."""
         group = self.options.group or self.group_guess
-        drop = [
-            name for name, why in self.dropped.items() if name not in (group, self.options.id) and "label" not in why
-        ]
+        others = {group, self.label, self.options.id, self.options.test if isinstance(self.options.test, str) else None}
+        drop = [name for name in self.dropped if name not in others]
         values: dict[str, Any] = {"label": self.label}
         values |= {"group": group} if group else {"partition": "iid"}
         values |= {"id": self.options.id} if self.options.id else {}
