@@ -10,10 +10,11 @@ import pytest
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.duration import seconds_of
 from fedloom.experiment.pool import Ended
 from fedloom.reproduce import page
 from fedloom.reproduce.archive import Archive
-from fedloom.reproduce.budget import Batch, batches, seconds_of, spend
+from fedloom.reproduce.budget import Batch, batches, spend
 from fedloom.reproduce.plan import Plan, plan, run_plan
 from fedloom.reproduce.spec import Reproduction, parsed
 from tests.reproduce.conftest import Made
@@ -125,14 +126,17 @@ def test_archived_runs_are_not_repeated(tmp_path: Path) -> None:
     assert not done.ended and done.outcomes == first.outcomes and not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("10h", 36000), ("1.5h", 5400), ("45min", 2700), ("30s", 30), ("0", 0)])
-def test_a_budget_is_a_duration(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
+@pytest.mark.parametrize(
+    ("budget", "seconds"),
+    [("10h", 36000), ("1.5h", 5400), ("45min", 2700), ("45m", 2700), ("30 s", 30), ("0", 0), (90, 90), (0.5, 0.5)],
+)
+def test_a_budget_is_a_duration(budget: str | float, seconds: float) -> None:
+    assert seconds_of(budget) == seconds
 
 
-@pytest.mark.parametrize("text", ["10", "h", "-1h", "1 day", "1e3s"])
+@pytest.mark.parametrize("text", ["10", "h", "-1h", "1 day", "1e3s", ""])
 def test_another_budget_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="must be a duration such as 10h, 45min or 30s"):
+    with pytest.raises(ConfigError, match="budget must be a time such as 90s, 45min or 10h"):
         seconds_of(text)
 
 

@@ -61,7 +61,7 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Spend a time such as 10h or 45min on the runs that decide most claims; 0 only writes the pages.",
+            help="Spend a time such as 10h or 45m on the runs that decide most claims; 0 only writes the pages.",
         ),
     ] = None,
     plan_only: PlanOnly = False,
@@ -171,7 +171,8 @@ def _spend(replan: "Callable[[], Plan]", budget: str, workers: int | None) -> "P
     """Spend the budget on the most informative runs, and write all pages."""
     from fedloom.api import execute
     from fedloom.cli.progress import PoolProgress, stop_on_signal
-    from fedloom.reproduce.budget import seconds_of, spend
+    from fedloom.experiment.duration import seconds_of
+    from fedloom.reproduce.budget import spend
     from fedloom.reproduce.cost import cost
     from fedloom.reproduce.plan import run_plan
 

@@ -1,6 +1,5 @@
 """Spend a time budget on the runs that would decide most claims per hour."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -20,21 +19,6 @@ from fedloom.reproduce.verdicts import RELEVANT, look, power
 
 NEW = 0.8
 """The assumed probability that the planned seeds decide a claim without any."""
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|min|s)")
-
-
-def seconds_of(text: str) -> float:
-    """The seconds of a duration such as `10h`, `45min` or `30s`; 0 for `0`.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if text == "0":
-        return 0.0
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"--budget must be a duration such as 10h, 45min or 30s, not {text!r}")
-    return float(found[1]) * {"h": 3600.0, "min": 60.0, "s": 1.0}[found[2]]
 
 
 @dataclass(frozen=True)

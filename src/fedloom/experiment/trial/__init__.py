@@ -6,7 +6,6 @@ rows are then trained on all training rows and scored on the test rows, which no
 method is not counted as gain. The differences of federating and training alone, paired by owner and split, decide.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, Missing, SplitColumns
+from fedloom.experiment.duration import seconds_of
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
 from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence, signed
 from fedloom.experiment.trial.run import run_trial
@@ -75,7 +75,7 @@ def trial(
     if unknown:
         raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
     values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()}
-    config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds(budget)}))
+    config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds_of(budget)}))
     if isinstance(data, Dataset):
         return run_trial(owners_of(data), config, progress=progress)
     if isinstance(data, list | tuple):
@@ -91,17 +91,3 @@ def trial(
     options = DataOptions(label, group, id, tuple(drop), tuple(keep), missing)
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
     return run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)
-
-
-def seconds(budget: str | float) -> float:
-    """A time in seconds: a number, or text such as "90s", "10m" or "2h".
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    if isinstance(budget, int | float):
-        return float(budget)
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", budget.strip())
-    if parts is None:
-        raise ConfigError(f"budget must be a time such as 90s, 10m or 2h, not {budget!r}")
-    return float(parts[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[parts[2]]
