@@ -28,8 +28,7 @@ class Client(Party[Config]):
     def update(self, *, t, weights):
         self.params = weights
 
-        def loss(x, y):
-            # self.live has the graph that a term over parameters needs; self.params is a copy without one.
+        def loss(x, y):  # self.live has the graph that a term over parameters needs; self.params has none
             distance = sum((self.live[name] - weights[name]).square().sum() for name in weights)
             return F.cross_entropy(self.model(x), y) + self.cfg.mu / 2 * distance
 

@@ -39,9 +39,8 @@ class Client(Party[Config]):
 
         self.train(loss, self.batches(t, steps=self.cfg.steps, size=self.cfg.batch_size))
         scale = 1 / (self.cfg.steps * self.cfg.lr)
-        new = {n: own[n] - control[n] + scale * (weights[n] - p) for n, p in self.params.items()}  # line 12, option II
-        self.control = new
-        return {"weights": self.params, "change": {n: new[n] - own[n] for n in new}}  # line 13
+        self.control = {n: own[n] - control[n] + scale * (weights[n] - p) for n, p in self.params.items()}  # line 12
+        return {"weights": self.params, "control": {n: self.control[n] - own[n] for n in own}}  # line 13
 
 
 class Server(Party[Config]):
@@ -53,14 +52,13 @@ class Server(Party[Config]):
 
     def average(self, replies, clients):  # lines 16 and 17, with a global step size of 1
         self.weights = weighted_mean([r["weights"] for r in replies.values()], [1] * len(replies))
-        change = weighted_mean([r["change"] for r in replies.values()], [1] * len(replies))
+        change = weighted_mean([r["control"] for r in replies.values()], [1] * len(replies))
         self.control = {n: c + len(replies) / clients * change[n] for n, c in self.control.items()}
 
 
 def round(fed, server, clients, cfg, t):
-    template = {"weights": server.weights, "change": server.control}
-    shared = {"t": t, "weights": server.weights, "control": server.control}
-    replies = fed.call(clients, "update", shared=shared, expect=template, min_replies=1)
+    shared = {"weights": server.weights, "control": server.control}
+    replies = fed.call(clients, "update", shared={"t": t, **shared}, expect=shared, min_replies=1)
     if replies:
         server.average(replies, len(clients))
     fed.call(clients, "receive", shared={"weights": server.weights})
