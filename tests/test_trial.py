@@ -419,3 +419,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert {**json.loads(text), "seconds": 0} == {**content, "seconds": 0} and not progress
     text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress
+    assert "needs label, the column of classes, and group" in call("my.csv", code=2)[1]
+    assert "the column of the owners" in call(".", code=2)[1]

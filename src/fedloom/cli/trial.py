@@ -18,9 +18,13 @@ COLORS = {"join": "green", "alone": "yellow", "undecided": "cyan"}
 
 
 def trial(
-    data: Annotated[Path, typer.Argument(metavar="DATA.csv", help="A table with all owners' rows, CSV or Parquet.")],
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column of classes.")],
-    group: Annotated[str, typer.Option(metavar="COLUMN", help="The column of owners, such as hospitals.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA.csv", help="All owners' rows: CSV, Parquet, or a folder of pictures.")
+    ],
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column of classes.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="For a table: the column of owners, such as hospitals.")
+    ] = None,
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="A column that is no feature, such as an id. Repeatable.")
     ] = None,
@@ -65,6 +69,8 @@ def trial(
     [bold]fedloom trial watch.csv --label activity --group person --unit recording --out trials/watch[/]
 
     [bold]fedloom trial days.csv --label tomorrow --group station --time year --time month --time day[/]
+
+    [bold]fedloom trial pictures[/]  (a folder for each owner, and in it one for each class)
 
     Columns are understood as by [bold]fedloom data[/].
 
