@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
+OF_FRAMES = ("id", "drop", "keep", "missing")
+"""Those of them that say what the columns of a frame are."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 """Settings of `[data]` that `run` and `compare` take as keywords, too."""
 
@@ -179,7 +181,8 @@ def run(
         data: the rows: arrays (X, y), a data frame, a torch Dataset, or a list with one of these for each client; the
             name or path of a data set; or a table of settings. Arrays and Datasets reach the networks as they are
             (bytes of images as 0 to 1), and columns of frames are encoded and standardized.
-        test: the test rows in the same form as one client's, or the share of rows to hold out (default 0.25).
+        test: the test rows in the same form as one client's, or the share of rows to hold out (default 0.25); of a
+            frame also the column that says train or test, or names of owners.
         label: the column of a frame or file that is predicted.
         group: the owner of each row, each of whom is a client: a column of a frame or file, or an array (n,).
         models: a module, a factory (called with input shape and number of classes, or without arguments) or a name for
@@ -189,8 +192,9 @@ def run(
         resume: continue the run in `out`.
         progress: called after each round.
         trust: code that a TOML file outside the working folder may name, such as "mine.py" or "package.module:name".
-        **settings: further settings, such as `seed=1`, `params={"tau": 5}`, and those of `[data]`, such as `clients=5`.
-            With a `RunConfig`, a table replaces the whole table.
+        **settings: further settings, such as `seed=1`, `params={"tau": 5}`, and those of `[data]`, such as `clients=5`,
+            or for a frame `missing="median"`, `drop=["after_*"]`, `keep`, `id` and `unseen=["va"]`. With a `RunConfig`,
+            a table replaces the whole table.
 
     Raises:
         FedloomError: the config, an object or a checkpoint is invalid.
@@ -286,7 +290,10 @@ def _named(
         columns = {"label": label, "group": group}
         given |= {key: value for key, value in columns.items() if value is not None}
     else:
-        given = objects.data_settings(data, test=test, label=label, group=group)
+        columns = {key: table.pop(key) for key in OF_FRAMES if key in table}
+        if isinstance(unseen := table.get("unseen"), str | list | tuple):  # names of owners, not a share
+            columns["unseen"] = (unseen,) if isinstance(unseen, str) else tuple(unseen)
+        given = objects.data_settings(data, test=test, label=label, group=group, columns=columns)
     if table or given:
         top["data"] = {**given, **table}
     if models is not None:

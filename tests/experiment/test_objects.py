@@ -287,3 +287,25 @@ def test_a_frame_has_a_label_and_perhaps_an_owner() -> None:
     assert result.clients["rows"].min() > 40
     with pytest.raises(DataError, match="is for data frames and files"):
         fedloom.run("local", data=(X, Y), label="sick")
+
+
+def test_the_settings_of_a_file_s_columns_hold_for_a_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({f"x{k}": X[:, k] for k in range(6)})
+    frame["site"], frame["sick"] = np.array(["a", "b", "c"])[np.arange(240) % 3], np.array(["no", "yes"])[Y % 2]
+    frame["part"], frame.loc[::7, "x0"] = np.where(np.arange(240) % 4, "train", "test"), np.nan
+    settings: dict[str, Any] = {"label": "sick", "group": "site", "models": "mlp", "rounds": 1}
+    with pytest.raises(DataError, match="lacks 35 of 240 numbers"):
+        fedloom.run("fedavg", data=frame, **settings)
+    filled = fedloom.run("fedavg", data=frame, missing="indicator", drop=["x1"], test="part", **settings)
+    assert filled.clients["rows"].sum() == 180 and filled.models[0](torch.zeros(1, 6)).shape == (1, 2)
+    away = fedloom.run("fedavg", data=frame, missing="median", drop=["part"], unseen=["b"], **settings)
+    assert away.clients[["client", "unseen"]].values.tolist() == [["a", False], ["c", False], ["b", True]]
+    tested = fedloom.run("fedavg", data=frame, missing="median", drop=["part"], test=["c"], **settings)
+    assert tested.clients[["client", "rows"]].values.tolist() == [["a", 80], ["b", 80]]
+    named = [objects.data_settings(frame, columns={"missing": how})["name"] for how in ("median", "most-frequent")]
+    assert named[0] != named[1]
+    with pytest.raises(ConfigError, match="missing: must be 'refuse'"):
+        fedloom.run("fedavg", data=frame, missing="mean", **settings)
+    with pytest.raises(DataError, match=r"drop=\['x1'\] is for data frames and files"):
+        fedloom.run("local", data=(X, Y), drop=["x1"])

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedloom.core.objects import is_object
 from fedloom.core.rng import stream
 from fedloom.data.options import DataOptions, Missing
 from fedloom.data.sources import is_path
@@ -95,7 +96,7 @@ class DataConfig(Section):
             problem = "leaves no clients to train" if count else "is less than one client"
             share = f"{self.unseen:g}" if isinstance(self.unseen, float) else list(self.unseen)
             raise ValueError(f"unseen = {share} of {self.clients} clients {problem}: change unseen or clients")
-        if self.group is None and not isinstance(self.unseen, float):
+        if self.group is None and not isinstance(self.unseen, float) and not is_object(self.name):
             raise ValueError("unseen names owners: name their column as group, or give a share")
         return self
 
@@ -126,7 +127,7 @@ class DataConfig(Section):
     @property
     def columns(self) -> DataOptions:
         """How to read a file's columns."""
-        names = self.unseen if isinstance(self.unseen, tuple) else ()
+        names = self.unseen if isinstance(self.unseen, tuple) and not is_object(self.name) else ()
         return DataOptions(self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names)
 
     @property

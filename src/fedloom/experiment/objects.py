@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from fedloom.core.objects import hold
 from fedloom.data.dataset import Dataset
 from fedloom.data.own import read_data
 from fedloom.data.split import rows_hash
+from fedloom.experiment.data_config import DataConfig
+from fedloom.experiment.sections import validated
 
 INPUTS = ("pixel_values", "input_ids", "image", "x", "input", "inputs", "features")
 LABELS = ("labels", "label", "target", "y", "class")
@@ -46,25 +49,39 @@ class _Labeled:
     groups: np.ndarray | None = None
 
 
-def data_settings(data: Any, *, test: Any = None, label: str | None = None, group: Any = None) -> dict[str, Any]:
+def data_settings(
+    data: Any,
+    *,
+    test: Any = None,
+    label: str | None = None,
+    group: Any = None,
+    columns: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The settings of `[data]` for an object.
 
     Args:
         data: arrays (X, y), a torch Dataset, a `fedloom` Dataset, or a list with one of these for each client.
-        test: the test rows in the same form, or the share of rows to hold out.
+        test: the test rows in the same form, or the share of rows to hold out; of a frame also the column that says
+            train or test, or names of owners.
         label: the label column of a frame.
         group: (n,) the owner of each row of arrays, or the column of a frame: each owner is a client.
+        columns: for a frame: `id`, `drop`, `keep`, `missing`, and `unseen` with names of owners, see `read_data`.
 
     Raises:
         DataError: the object is none of these, or its rows are invalid.
+        ConfigError: a value of `columns` is invalid.
     """
     settings: dict[str, Any] = {}
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
     if _is_frame(data):
-        dataset = _frame(data, test, label, group)
+        validated(DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data")
+        dataset = _frame(data, test, label, group, columns)
     elif label is not None:
         raise DataError(f"label={label!r} is for data frames and files: the labels of arrays are y.")
+    elif columns:
+        key, value = next(iter(columns.items()))
+        raise DataError(f"{key}={value!r} is for data frames and files: the columns of arrays have no names.")
     elif isinstance(data, Dataset) and test is None and group is None:
         dataset = data
     else:
@@ -81,6 +98,7 @@ def data_settings(data: Any, *, test: Any = None, label: str | None = None, grou
         settings |= {"partition": "natural", "clients": len(np.unique(owners))}
     content = [rows_hash(dataset.x), rows_hash(dataset.y), repr(dataset.classes), repr(dataset.ready)]
     content += [rows_hash(a) if a is not None else "" for a in (dataset.test, dataset.groups)]
+    content += [dataset.fill] if dataset.fill else []
     about = {"rows": len(dataset.y), "shape": list(dataset.input_shape), "classes": list(dataset.classes)}
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
 
@@ -92,13 +110,16 @@ def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "shape") and not isinstance(data, Dataset)
 
 
-def _frame(data: Any, test: Any, label: str | None, group: str | None) -> Dataset:
+def _frame(data: Any, test: Any, label: str | None, group: str | None, options: Mapping[str, Any]) -> Dataset:
     """The data set of a frame, or of a list with one for each client; columns are encoded, see `read_data`."""
     parts = data if isinstance(data, list) else [data]
     if isinstance(data, list) and group is not None:
         raise DataError("a list has one frame for each client: leave group out.")
+    held_out = None
+    if isinstance(test, str) or (isinstance(test, list | tuple) and all(isinstance(name, str) for name in test)):
+        held_out, test = test, None
     if test is not None and not _is_frame(test):
-        raise DataError("test must be a frame, as data is, or a share of the rows.")
+        raise DataError("test must be a frame, as data is, a share, a column, or names of owners.")
     names = list(map(str, parts[0].columns))
     for part in (*parts, *([] if test is None else [test])):
         if list(map(str, part.columns)) != names:
@@ -110,13 +131,13 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None) -> Datase
             object
         )
     if test is None:
-        return read_data(columns, label=label, group=group)
+        return read_data(columns, label=label, group=group, test=held_out, **options)
     sizes = len(columns[names[0]]), len(test)
     columns = {name: np.concatenate([values, _column(test, name)]) for name, values in columns.items() if name in names}
     columns[SPLIT] = np.repeat(["train", "test"], sizes).astype(object)
     if isinstance(data, list):
         raise DataError("with one frame for each client, test must be a share of the rows.")
-    return read_data(columns, label=label, group=group, test=SPLIT)
+    return read_data(columns, label=label, group=group, test=SPLIT, **options)
 
 
 def _column(frame: Any, name: str) -> np.ndarray:
