@@ -112,9 +112,28 @@ class Result:
         """
         from fedloom import report
 
+        return report.write(self._written)
+
+    def export(self, out: str | Path, *, force: bool = False) -> Path:
+        """Write a folder for each trained model, which plain PyTorch opens, as `fedloom export` does; returns `out`.
+
+        Args:
+            out: the folder to write to.
+            force: whether to replace the models in it.
+
+        Raises:
+            ConfigError: the run has no folder, or `out` has models.
+            CheckpointError: a model cannot be written.
+        """
+        from fedloom.deploy.export import export
+
+        return export(self._written, Path(out), force=force).folder
+
+    @property
+    def _written(self) -> Path:
         if self.folder is None:
             raise ConfigError("this run wrote no folder: repeat it with out=FOLDER")
-        return report.write(self.folder)
+        return self.folder
 
     def __repr__(self) -> str:
         s = RunSummary.model_validate(self.summary)

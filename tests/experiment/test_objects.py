@@ -15,6 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import fedloom
 from fedloom.core.errors import ConfigError, DataError, FedloomError, ModelError
+from fedloom.deploy.models import load_model
 from fedloom.experiment import objects
 from fedloom.methods import find
 
@@ -287,6 +288,19 @@ def test_a_frame_has_a_label_and_perhaps_an_owner() -> None:
     assert result.clients["rows"].min() > 40
     with pytest.raises(DataError, match="is for data frames and files"):
         fedloom.run("local", data=(X, Y), label="sick")
+
+
+def test_models_of_a_frame_are_exported_with_its_columns(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": X[:, 0], "sex": np.where(X[:, 1] > 0, "f", "m"), "sick": np.array([0, 1])[Y % 2]})
+    result = fedloom.run("fedavg", data=frame, label="sick", models="mlp", rounds=1, clients=2, out=tmp_path / "run")
+    folder = result.export(tmp_path / "models")
+    model = load_model(folder / "server")
+    assert [column["name"] for column in model.manifest.inputs.columns] == ["age", "sex"]
+    with pytest.raises(ConfigError, match="force"):
+        result.export(folder)
+    with pytest.raises(ConfigError, match="repeat it with out=FOLDER"):
+        fedloom.run("local", data=(X, Y), **SMALL).export(folder)
 
 
 def test_the_settings_of_a_file_s_columns_hold_for_a_frame() -> None:

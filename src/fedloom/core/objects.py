@@ -41,7 +41,10 @@ def is_object(name: str) -> bool:
 def find(name: str, error: type[FedloomError]) -> Any:
     """The object of this name. Raises `error` if this process does not hold it."""
     if name not in _HELD:
-        raise error(f"{name} is an object of the script that started the run: run that script again")
+        raise error(
+            f"{name} is an object of the script that started the run: run that script again, "
+            "or export the models there, with result.export(FOLDER)"
+        )
     return _HELD[name][0]
 
 
