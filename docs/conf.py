@@ -22,13 +22,11 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "sphinxcontrib.mermaid",
 ]
 exclude_patterns = ["_build"]
 
 suppress_warnings = ["ref.python"]  # two classes may have an attribute of one name
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
-myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = True
 nb_execution_mode = "cache"

@@ -51,6 +51,5 @@ def round(fed, server, clients, cfg, t):
     yield "round"
 
 
-METHODS = (
-    Method("fedavg-example", "Averaged weights", "McMahan et al. 2017", "example", Config, round, Client, Server),
-)
+ABOUT = ("fedavg-example", "Averaged weights", "McMahan et al. 2017", "example")
+METHODS = (Method(*ABOUT, Config, round, Client, Server, needs=("one network",)),)
