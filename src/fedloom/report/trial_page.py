@@ -90,10 +90,10 @@ def _forest_plot(result: TrialResult) -> Markup:
     """One line for each owner: the interval and the mean of its gain."""
     known = [c for c in result.owners.values() if c.low is not None and c.high is not None]
     if not known:
-        return Markup('<svg role="img" aria-label="no interval" viewBox="0 0 900 20"></svg>')
+        return Markup('<svg role="img" aria-label="no interval" viewBox="0 0 520 20"></svg>')
     low = max(-1.0, min(0.0, *(c.low or 0.0 for c in known)))
     high = min(1.0, max(result.worth * 1.5, *(c.high or 0.0 for c in known)))
-    pad, left, width, step = 0.04 * (high - low), 190, 690, 26
+    pad, left, width, step = 0.04 * (high - low), 150, 350, 26
     low, high = low - pad, high + pad
     height = step * len(result.owners) + 40
 
@@ -113,7 +113,7 @@ def _forest_plot(result: TrialResult) -> Markup:
         )
     for place, (name, card) in enumerate(result.owners.items()):
         y, color = 20 + step * place, COLORS[card.decision]
-        shown = escape(fmt.shortened(name, 24))
+        shown = escape(fmt.shortened(name, 20))
         parts.append(
             f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">{shown}</text>'
         )
@@ -123,7 +123,10 @@ def _forest_plot(result: TrialResult) -> Markup:
                 f'stroke-width:3"><title>{escape(sentence(card, result.metric))}</title></line>'
             )
             parts.append(f'<circle cx="{x(card.gain):.1f}" cy="{y}" r="5" style="fill:{color}"/>')
-    head = f'<svg role="img" aria-label="gain of each owner with its interval" viewBox="0 0 900 {height}">'
+    fits = "min-width:0;max-width:38rem;margin-left:0"  # a phone shows all of it, without scrolling
+    head = (
+        f'<svg role="img" aria-label="gain and interval of each owner" viewBox="0 0 520 {height}" style="{fits}">'
+    )
     return Markup(head + "".join(parts) + "</svg>")
 
 
