@@ -50,8 +50,8 @@ MORE = {
     r"(run|pretrain) meta-fashion": "-s data.name=digits -s data.server_rows=60 -s pretrained.epochs=1",
     r"run vertical-fashion": "-s data.name=digits -s data.test_rows=100 -s columns.unaligned=60",
     r"run peers-groups": "-s data.name=digits -s data.test_rows=100 -s data.own_test_rows=20",
-    r"run \S+adult": "-s data.name=breast_cancer -s data.test_rows=50 -s columns.aligned=60 -s columns.unaligned=20",
-    r"run \S+(clinics|drawers|speakers|heart)\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",
+    r"run \S+(adult|credit)": "-s data.name=wine -s data.test_rows=40 -s columns.aligned=60 -s columns.unaligned=9",
+    r"run \S+/(?!adult|credit|devices|views)[\w-]+\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",
     r"run \S+(devices|views)\.toml": "-s columns.aligned=60",
     r"reproduce --all": "--plan",
     r"reproduce augfl": "-s data.name=digits -s data.server_rows=60",
@@ -100,7 +100,7 @@ FILES: dict[str, dict[str, str]] = {
     "docs/vertical.md": {"clinic.csv": table("age", patient=""), "lab.csv": table("iron", patient="")},
 }
 """What a reader has before, by page; the cases of owners share the hospitals' table."""
-FILES |= {f"docs/cases/{name}.md": {"heart.csv": HEART} for name in ("clinics", "drawers", "heart", "speakers")}
+FILES = {f"docs/cases/{page.name}": {"heart.csv": HEART} for page in PAGES if page.parent.name == "cases"} | FILES
 BEFORE = {"docs/vertical.md": "fedloom run proto-evfl -s data.name=breast_cancer -s data.clients=2 --out runs/clinic"}
 """What a page takes for granted."""
 
