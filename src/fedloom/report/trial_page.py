@@ -124,9 +124,7 @@ def _forest_plot(result: TrialResult) -> Markup:
             )
             parts.append(f'<circle cx="{x(card.gain):.1f}" cy="{y}" r="5" style="fill:{color}"/>')
     fits = "min-width:0;max-width:38rem;margin-left:0"  # a phone shows all of it, without scrolling
-    head = (
-        f'<svg role="img" aria-label="gain and interval of each owner" viewBox="0 0 520 {height}" style="{fits}">'
-    )
+    head = f'<svg role="img" aria-label="gain and interval of each owner" viewBox="0 0 520 {height}" style="{fits}">'
     return Markup(head + "".join(parts) + "</svg>")
 
 
