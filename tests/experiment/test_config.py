@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
+from fedloom.core.faults import Faults
 from fedloom.experiment import config
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import digest
 from fedloom.experiment.reading import check, experiments, read
@@ -259,3 +262,19 @@ def test_pages_of_the_user(tmp_path: Path) -> None:
         methods.load(page)
     with pytest.raises(MethodError, match="Did you mean 'fedal'"):
         methods.find("fedall")
+
+
+def test_a_client_that_mislabels_trains_on_false_labels_and_is_tested_on_true_ones() -> None:
+    """Its number of rows, its inputs and all other clients are as without it."""
+    plain = ["data.clients=3", "data.own_test_rows=10", 'models.pool=["mlp"]']
+    lying = [*plain, "faults.liars=[1]", "faults.lie=labels"]
+    honest, false = (build(read("fedavg", overrides).run).contexts for overrides in (plain, lying))
+    for n, (a, b) in enumerate(zip(honest, false, strict=True)):
+        assert a.data is not None and b.data is not None
+        every = torch.arange(len(a.data))
+        assert torch.equal(a.data.every, b.data.every)
+        assert torch.equal(b.data.y(every), 9 - a.data.y(every) if n == 1 else a.data.y(every))
+        for name, rows in a.tests.items():
+            which = torch.arange(len(rows))
+            assert torch.equal(rows.y(which), b.tests[name].y(which))
+    assert Faults(liars=(1,), lie="labels").draw(0, 0, 0, 1) is None

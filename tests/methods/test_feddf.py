@@ -358,7 +358,8 @@ def test_a_mean_that_is_not_finite_is_not_taken_over() -> None:
 
     largest = torch.finfo(torch.float32).max
     # by rounding, six sixths of the largest number are more than it
-    found, refused = averaged(models, (0, 0, 0, 0, 0, 0, 1), {**{n: reply(largest) for n in range(6)}, 6: reply(7.0)})
+    replies = {**{n: reply(largest) for n in range(6)}, 6: reply(7.0)}
+    found, refused = averaged(models, (0, 0, 0, 0, 0, 0, 1), replies, FEDDF.configure())
     assert found["1"]["weights"]["w"].tolist() == [7.0, 7.0]
     assert (refused, found["0"]["weights"]["w"].tolist()) == (1, [1.0, 1.0])
 
@@ -369,9 +370,8 @@ def test_who_says_it_has_no_rows_has_no_weight(lie: int) -> None:
         return {"weights": {"w": torch.full((2,), value)}, "statistics": {}, "rows": torch.tensor(rows)}
 
     models: Any = {str(g): {"weights": {"w": torch.zeros(2)}, "statistics": {}} for g in range(2)}
-    found, refused = averaged(
-        models, (0, 0, 0, 1), {0: reply(1.0, 30), 1: reply(9.0, lie), 2: reply(5.0, 10), 3: reply(7.0, lie)}
-    )
+    replies = {0: reply(1.0, 30), 1: reply(9.0, lie), 2: reply(5.0, 10), 3: reply(7.0, lie)}
+    found, refused = averaged(models, (0, 0, 0, 1), replies, FEDDF.configure())
     assert (
         not refused
         and found["0"]["weights"]["w"].tolist() == [2.0, 2.0]

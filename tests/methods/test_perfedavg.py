@@ -158,5 +158,5 @@ def test_a_robust_rule_keeps_a_liar_from_the_weights(method: str, robust: str) -
 def test_a_robust_rule_needs_participants_whose_weights_are_seen(method: str) -> None:
     with pytest.raises(MethodError, match=r"'krum' with robust_f = 1 needs 5 participants in a round, not 4"):
         Toy(methods.find(method), 4, robust="krum").run(1)
-    with pytest.raises(ConfigError, match="secure sums hide the single weights that robust = 'median' needs"):
+    with pytest.raises(ConfigError, match="secure sums hide the single messages that robust = 'median' needs"):
         methods.find(method).configure(params={"secure": True, "robust": "median"})

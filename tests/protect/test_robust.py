@@ -5,7 +5,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.protect.robust import Rule, clipped, combine, combine_trees, needed
+from fedloom.protect.robust import (
+    Rule,
+    clipped,
+    combine,
+    combine_logits,
+    combine_probabilities,
+    combine_trees,
+    combine_values,
+    needed,
+)
 
 RULES: tuple[Rule, ...] = ("clip", "median", "trimmed", "krum", "multikrum", "centered")
 LINE = torch.tensor([[1.0], [2.0], [3.0], [4.0], [1e9]], dtype=torch.float64)
@@ -107,3 +116,71 @@ def test_trees_are_taken_as_one_vector() -> None:
     start = {"w": torch.zeros(2, 2), "b": torch.zeros(3)}
     found = combine_trees(trees, "multikrum", f=1, center=start)
     assert torch.equal(found["w"], torch.full((2, 2), 2.5)) and found["b"].shape == (3,)
+
+
+def test_trees_may_be_nested_and_keep_their_types() -> None:
+    trees = [
+        {"a": {"w": torch.full((2,), float(i))}, "n": torch.full((), float(i), dtype=torch.float64)} for i in range(5)
+    ]
+    found = combine_trees(trees, "median", f=1, center=trees[0])
+    assert torch.equal(found["a"]["w"], torch.full((2,), 2.0)) and found["n"].dtype == torch.float64
+
+
+def test_weights_of_the_receiver_are_kept_by_the_rules_of_distances() -> None:
+    weights = torch.tensor([0.6, 0.2, 0.1, 0.1, 0.0], dtype=torch.float64)
+    for rule, expected in (("clip", 1.0), ("centered", 1.48)):
+        found = combine(LINE, rule, center=ZERO, radius=1.0, weights=weights)  # type: ignore[arg-type]
+        assert found.item() == pytest.approx(expected)
+    alike = torch.full((5,), 0.2, dtype=torch.float64)
+    assert torch.allclose(combine(LINE, "clip", center=ZERO, weights=alike), combine(LINE, "clip", center=ZERO))
+
+
+def test_without_a_center_the_median_is_it() -> None:
+    x = honest(9)
+    for rule in ("clip", "centered"):
+        assert torch.equal(combine(x, rule), combine(x, rule, center=combine(x, "median")))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("lie", [-1.0, 1e6, 1e30, -1e36])
+def test_liars_do_not_move_answers_beyond_the_honest_ones(rule: Rule, lie: float) -> None:
+    """Two of nine clients' logits; their rows differ by constants, which mean nothing."""
+    rng = np.random.default_rng(1)
+    logits = torch.tensor(
+        rng.normal(size=(9, 6, 4)) * 0.1 + rng.normal(size=(9, 6, 1)) * 20 + np.eye(4)[rng.integers(4, size=6)] * 3
+    )
+    logits = logits.float()
+    truth = logits[2:].softmax(-1)
+    logits[:2] *= lie
+    found = combine_logits(logits, rule, f=2).softmax(-1)
+    assert bool(found.isfinite().all())
+    assert bool(((found > truth.amin(0) - 0.05) & (found < truth.amax(0) + 0.05)).all())
+    assert bool((found.argmax(-1) == truth.mean(0).argmax(-1)).all())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_probabilities_stay_probabilities(rule: Rule) -> None:
+    rng = np.random.default_rng(2)
+    p = torch.tensor(rng.dirichlet(np.ones(4) * 5, size=(9, 6)))
+    p[:2] = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    found = combine_probabilities(p, rule, f=2)
+    assert torch.allclose(found.sum(-1), torch.ones(6, dtype=torch.float64)) and bool((found >= 0).all())
+    if rule in ("median", "trimmed"):
+        assert bool((found[:, 3] <= p[2:, :, 3].amax(0) * 1.3).all())
+
+
+def test_where_no_label_has_a_majority_the_mean_is_left() -> None:
+    labels = torch.eye(4)[torch.tensor([[0], [0], [1], [1], [2], [3]])]  # (6, 1, 4)
+    found = combine_probabilities(labels, "median", f=1)
+    assert torch.allclose(found, torch.tensor([[2.0, 2.0, 1.0, 1.0]]) / 6)
+    assert torch.equal(combine_probabilities(labels[:3], "median", f=1), torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+
+
+def test_a_constant_in_a_row_of_logits_changes_nothing() -> None:
+    x = torch.tensor(np.random.default_rng(3).normal(size=(7, 5, 4)))
+    moved = x + torch.tensor(np.random.default_rng(4).normal(size=(7, 5, 1)))
+    for rule in RULES:
+        assert torch.allclose(combine_logits(x, rule, f=1).softmax(-1), combine_logits(moved, rule, f=1).softmax(-1))
+    assert not torch.allclose(
+        combine_values(x, "median", f=1).softmax(-1), combine_values(moved, "median", f=1).softmax(-1)
+    )

@@ -35,8 +35,9 @@ class Faults(BaseModel):
     """The reply arrives after the deadline."""
     liars: tuple[int, ...] = ()
     """Clients that send false replies: see `lie`. They have no other fault."""
-    lie: Literal["flip", "huge"] = "flip"
-    """Corruption of the float tensors of a false reply: change their sign, or multiply them by a million."""
+    lie: Literal["flip", "huge", "labels"] = "flip"
+    """What is false: the sign of all numbers of a reply, their size (a million times), or the labels of the liars' own
+    training rows (class k of K becomes K - 1 - k), from which they then train honestly."""
 
     @model_validator(mode="after")
     def _together(self) -> "Faults":
@@ -49,10 +50,14 @@ class Faults(BaseModel):
     def _probabilities(self) -> dict[str, float]:
         return {name: value for name, value in self if isinstance(value, float)}
 
+    def mislabels(self, party: int) -> bool:
+        """Whether this client trains on false labels."""
+        return self.lie == "labels" and party in self.liars
+
     def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
         """The fault of this party in this call, or None."""
         if party in self.liars:
-            return self.lie
+            return None if self.lie == "labels" else self.lie
         if not any(self._probabilities.values()):
             return None
         u = stream(seed, "faults", round, call, party).random()

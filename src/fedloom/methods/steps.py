@@ -25,7 +25,6 @@ from fedloom.core.page import (
     SGD,
     Federation,
     MethodConfig,
-    MethodError,
     ModelError,
     Party,
     Template,
@@ -33,7 +32,6 @@ from fedloom.core.page import (
     floats,
     weighted_mean,
 )
-from fedloom.protect.robust import combine_trees, needed
 
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
@@ -158,61 +156,23 @@ def set_weights(party: Party[Any], weights: Mapping[str, Any]) -> None:
     party.params = {**party.params, **weights}
 
 
-def average_weights(server: Any, replies: Mapping[int, Any]) -> None:
-    """Set a server's `weights` to the mean of the replies' `weights`, weighted by `rows`: line 8 of FedAvg."""
-    rows = [int(r["rows"]) for r in replies.values()]
-    server.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
-
-
-def combine_weights(server: Any, replies: Mapping[int, Any]) -> None:
-    """Set a server's `weights` by the rule in its config: `average_weights`, or a robust one, without row counts."""
-    cfg = server.cfg
-    if cfg.robust == "none":
-        average_weights(server, replies)
-    else:
-        sent = [reply["weights"] for reply in replies.values()]
-        server.weights = combine_trees(sent, cfg.robust, f=cfg.robust_f, center=server.weights)
-
-
-def refuse_hidden(cfg: Any) -> Any:
-    """Config validator: a robust rule needs the single weights that a secure sum hides."""
-    if cfg.secure and cfg.robust != "none":
-        raise ValueError(f"secure sums hide the single weights that robust = {cfg.robust!r} needs: set one of the two")
-    return cfg
-
-
-def least_replies(cfg: Any, participants: int) -> int:
-    """The replies that the rule of `combine_weights` needs.
-
-    Raises:
-        MethodError: more than there are participants.
-    """
-    least = needed(cfg.robust, cfg.robust_f)
-    if participants < least:
-        raise MethodError(
-            f"params.robust = {cfg.robust!r} with robust_f = {cfg.robust_f} needs {least} participants in a round, not "
-            f"{participants}: add clients, lower params.robust_f, or choose the median"
-        )
-    return least
-
-
 def secure_average(
     fed: Federation, server: Any, clients: Sequence[int], shared: Mapping[str, Any], template: Template
 ) -> None:
-    """The same by a secure sum of the replies to `update`: the server learns the mean and the sum of the rows only. It
-    keeps its weights if too few clients are left for a sum."""
+    """Set a server's `weights` to the mean of those in the replies to `update`, weighted by `rows`, by a secure sum: it
+    learns the mean and the sum of the rows only. It keeps its weights if too few clients are left for a sum."""
     found = fed.sum(clients, "update", shared=shared, expect=template, weight="rows")
     if found is not None:
         server.weights = found.mean["weights"]
 
 
 def each_or_mean(
-    fed: Federation, clients: Sequence[int], shared: Mapping[str, Any], template: Template, secure: bool
+    fed: Federation, clients: Sequence[int], shared: Mapping[str, Any], template: Template, secure: bool, least: int = 1
 ) -> dict[int, Any]:
-    """The replies to `update`. With `secure` each is replaced by their mean, by a secure sum: enough for a server that
-    only adds them up."""
+    """The replies to `update`, at least `least`. With `secure` each is replaced by their mean, by a secure sum: enough
+    for a server that only adds them up."""
     if not secure:
-        return fed.call(clients, "update", shared=shared, expect=template, min_replies=1)
+        return fed.call(clients, "update", shared=shared, expect=template, min_replies=least)
     found = fed.sum(clients, "update", shared=shared, expect=template)
     return {} if found is None else dict.fromkeys(found.ids, found.mean)
 

@@ -4,16 +4,18 @@ Sources: median and trimmed mean, D. Yin et al., "Byzantine-Robust Distributed L
 multi-Krum, P. Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017; centered clipping, S. P.
 Karimireddy, L. He, M. Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021.
 
-A rule sees claims, not rows: it weighs all vectors alike, because a row count is a claim too. Under skewed data an
-honest vector may be the outlier, so a rule costs accuracy where nobody lies. All sums are in float64 in the order of
-the vectors, so every engine gives the same result.
+A rule sees claims, not rows: it weighs all vectors alike, because a row count is a claim too; `clip` and `centered` can
+keep weights that the receiver chose itself. Under skewed data an honest vector may be the outlier, so a rule costs
+accuracy where nobody lies. All sums are in float64 in the order of the vectors, so every engine gives the same result.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from fedloom.core.message import leaves, map_tensors
 
 Rule: TypeAlias = Literal["none", "clip", "median", "trimmed", "krum", "multikrum", "centered"]
 CENTERED_STEPS: Final = 3
@@ -25,15 +27,24 @@ def needed(rule: Rule, f: int) -> int:
     return 1 if rule == "none" else 2 * f + 3 if rule in ("krum", "multikrum") else 2 * f + 1
 
 
-def combine(rows: Tensor, rule: Rule, *, f: int = 1, center: Tensor, radius: float | None = None) -> Tensor:
+def combine(
+    rows: Tensor,
+    rule: Rule,
+    *,
+    f: int = 1,
+    center: Tensor | None = None,
+    radius: float | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
     """The aggregate (d,) of n vectors.
 
     Args:
         rows: the vectors (n, d), finite.
         rule: how they are combined; with `none` the uniform mean.
         f: the number of arbitrary vectors to withstand (trimmed, krum, multikrum).
-        center: (d,) what the clients started from (clip, centered).
+        center: (d,) what the clients started from (clip, centered); None for the median of each number.
         radius: largest distance from `center` that counts in full (clip, centered); None for the median distance.
+        weights: (n,) weights that sum to 1 (clip, centered); None for equal ones.
 
     Raises:
         ValueError: fewer vectors than `needed(rule, f)`.
@@ -43,19 +54,25 @@ def combine(rows: Tensor, rule: Rule, *, f: int = 1, center: Tensor, radius: flo
         raise ValueError(f"{rule} with f = {f} needs at least {needed(rule, f)} vectors, not {n}")
     x = rows.double()
     if rule == "median":
-        ordered = x.sort(0).values
-        return ((ordered[(n - 1) // 2] + ordered[n // 2]) / 2).to(rows.dtype)
+        return median(x).to(rows.dtype)
     if rule == "trimmed":
         return x.sort(0).values[f : n - f].mean(0).to(rows.dtype)
     if rule in ("krum", "multikrum"):
         order = krum_scores(x, f).argsort(stable=True)  # ties: the first vector
         return x[order[: 1 if rule == "krum" else n - f].sort().values].mean(0).to(rows.dtype)
     if rule in ("clip", "centered"):
-        v = center.double()
+        v = median(x) if center is None else center.double()
         for _ in range(1 if rule == "clip" else CENTERED_STEPS):
-            v = v + clipped(x - v, radius).mean(0)
+            moves = clipped(x - v, radius)
+            v = v + (moves.mean(0) if weights is None else weights @ moves)
         return v.to(rows.dtype)
     return x.mean(0).to(rows.dtype)
+
+
+def median(x: Tensor) -> Tensor:
+    """The median (d,) of each number of the vectors x (n, d); the mean of the middle two if n is even."""
+    ordered = x.sort(0).values
+    return (ordered[(len(x) - 1) // 2] + ordered[len(x) // 2]) / 2
 
 
 def krum_scores(x: Tensor, f: int) -> Tensor:
@@ -73,11 +90,54 @@ def clipped(x: Tensor, radius: float | None) -> Tensor:
 
 
 def combine_trees(
-    trees: Sequence[Mapping[str, Tensor]], rule: Rule, *, f: int, center: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """`combine` over trees of named tensors of equal names and shapes, each taken as one vector."""
-    names = list(center)
-    flat = torch.stack([torch.cat([tree[k].flatten() for k in names]) for tree in trees])
-    whole = combine(flat, rule, f=f, center=torch.cat([center[k].flatten() for k in names]))
-    parts = torch.split(whole, [center[k].numel() for k in names])
-    return {k: part.view_as(center[k]) for k, part in zip(names, parts, strict=True)}
+    trees: Sequence[Mapping[str, Any]],
+    rule: Rule,
+    *,
+    f: int,
+    center: Mapping[str, Any],
+    weights: Tensor | None = None,
+) -> dict[str, Any]:
+    """`combine` over trees of tensors of one structure, that of `center`, each taken as one vector."""
+    whole = combine(
+        torch.stack([flat(tree, center) for tree in trees]), rule, f=f, center=flat(center, center), weights=weights
+    )
+    parts = iter(torch.split(whole, [x.numel() for _, x in leaves(center)]))
+    found: Any = map_tensors(lambda x: next(parts).view_as(x).to(x.dtype), dict(center))
+    return found  # type: ignore[no-any-return]
+
+
+def flat(tree: Mapping[str, Any], like: Mapping[str, Any]) -> Tensor:
+    """The tensors of a tree as one vector (d,), in the order of `like`."""
+    found = dict(leaves(tree))
+    return torch.cat([found[name].flatten() for name, _ in leaves(like)])
+
+
+# -- answers: clients' outputs for the same rows ---------------------------------------------------------------------
+
+
+def combine_values(values: Tensor, rule: Rule, *, f: int) -> Tensor:
+    """The aggregate (...) of clients' numbers (n, ...): each client's are one vector."""
+    return combine(values.flatten(1), rule, f=f).view(values.shape[1:])
+
+
+def combine_logits(logits: Tensor, rule: Rule, *, f: int) -> Tensor:
+    """The aggregate (..., K) of clients' logits (n, ..., K).
+
+    A constant in all logits of a row changes no probability, so the rule sees each row without its mean over classes;
+    the median of these means is added again.
+    """
+    x = logits.double()
+    level = x.mean(-1, keepdim=True)
+    found = combine_values(x - level, rule, f=f) + median(level)
+    return found.to(logits.dtype)
+
+
+def combine_probabilities(probabilities: Tensor, rule: Rule, *, f: int) -> Tensor:
+    """The aggregate (..., K) of clients' probabilities (n, ..., K), which sums to 1 over classes.
+
+    A row of which nothing is left, such as the median of labels that all differ, takes the mean, which one client moves
+    by 1 / n at most.
+    """
+    found = combine_values(probabilities, rule, f=f).clamp_min(0)
+    left = found.sum(-1, keepdim=True)
+    return torch.where(left > 0, found / left.clamp_min(torch.finfo(found.dtype).tiny), probabilities.mean(0))

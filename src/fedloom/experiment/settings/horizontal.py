@@ -220,6 +220,13 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
     dataset, shares = data_of(run, files)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y = rows(shares.test), dataset.y
+
+    def training(n: int) -> Rows:
+        own = rows(shares.shards[n])
+        if run.faults.mislabels(n) and own.labels is not None:
+            own = replace(own, labels=len(dataset.classes) - 1 - own.labels)
+        return own
+
     labels = {"test": [y[shares.test]] * len(shares.shards), "own": [y[part] for part in shares.own_test]}
     labels = {on: parts for on, parts in labels.items() if all(map(len, parts))}
     content = digest(f"{dataset.x.dtype.str}{dataset.x.shape}{public}", y, sample(dataset.x))
@@ -248,7 +255,7 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
     )
     return (
         data,
-        lambda n: rows(shares.shards[n]) if n is not None else rows(shares.server) if len(shares.server) else None,
+        lambda n: training(n) if n is not None else rows(shares.server) if len(shares.server) else None,
         PublicSet(rows(shares.public), run.seed, public),
         lambda n: {"test": test, "own": rows(shares.own_test[n])},
     )

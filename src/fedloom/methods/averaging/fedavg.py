@@ -21,12 +21,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedloom.core.page import Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.methods.averaging import private
-from fedloom.protect.robust import Rule
 
 
-class FedAvgConfig(steps.LocalSGDConfig):
+class FedAvgConfig(robust.RobustSettings, steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     personal_head: bool = False
@@ -35,11 +34,6 @@ class FedAvgConfig(steps.LocalSGDConfig):
     """Number of participants in a round; None for all clients."""
     warm_start: bool = False
     """Whether training starts from the server's pretrained model, which must have the architecture in models.pool."""
-    robust: Rule = "none"
-    """How the server combines weights: `none` is the mean by rows; the others weigh all clients alike and withstand
-    some that send arbitrary weights: `median`, `trimmed`, `krum`, `multikrum`, `clip`, `centered`."""
-    robust_f: int = Field(1, ge=1)
-    """Number of clients with arbitrary weights to withstand. Needs 2 f + 1 participants, Krum 2 f + 3."""
     dp: private.TrainingPrivacy = private.TrainingPrivacy()
     """Differential privacy: unit (none, rows, clients), sigma (noise multiplier), clip (C), delta (δ)."""
     secure: bool = False
@@ -58,9 +52,8 @@ class FedAvgConfig(steps.LocalSGDConfig):
                 f'params.dp.unit = "clients" needs params.robust = "none", not {self.robust!r}: how far one client '
                 "moves a robust mean is not bounded by dp.clip, which bounds each update already"
             )
-        if self.secure and (self.robust != "none" or self.dp.unit == "clients"):
-            one = f"robust = {self.robust!r}" if self.robust != "none" else 'dp.unit = "clients"'
-            raise ValueError(f"secure sums hide the single weights that {one} needs: set one of the two")
+        if self.secure and self.dp.unit == "clients":
+            raise ValueError('secure sums hide the single weights that dp.unit = "clients" needs: set one of the two')
         return self
 
 
@@ -101,6 +94,7 @@ class FedAvgServer(Party[FedAvgConfig]):
 
     def setup(self) -> None:
         """Line 1: the initial weights."""
+        robust.check(self)
         network = self.context.build()
         names = steps.shared_names(steps.trainable_weights(network), self.cfg.personal_head)
         params = dict(network.named_parameters())
@@ -113,7 +107,7 @@ class FedAvgServer(Party[FedAvgConfig]):
         if self.cfg.dp.unit == "clients":
             private.noisy_average(self, replies, t)
         else:
-            steps.combine_weights(self, replies)
+            robust.combine_weights(self, replies)
 
 
 def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -135,7 +129,7 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
 def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
-    least = steps.least_replies(cfg, len(chosen))
+    least = robust.least_replies(cfg)
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
     if cfg.secure:

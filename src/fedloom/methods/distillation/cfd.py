@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import Adam, ConfigError, Federation, Method, Party, Shape, Template, Tree, kl_gradient
+from fedloom.methods import robust
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
 from fedloom.methods.steps import cross_entropy
@@ -273,11 +274,11 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
     trust.meet(fed, server, chosen)
-    template = cfg.answer_template(server.context.classes)
+    template, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg)
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
         check = partial(server.check, **batch)
-        replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, min_replies=1)
+        replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, min_replies=least)
         answers = server.decode(chosen, replies, **batch)
         if not answers:
             continue

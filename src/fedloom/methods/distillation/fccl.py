@@ -50,6 +50,7 @@ from torch.func import grad_and_value
 from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Federation, Method, Party, Template, Tree, kl, map_tensors
+from fedloom.methods import robust
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
 from fedloom.methods.steps import cross_entropy
@@ -60,7 +61,7 @@ FIRST = 2**32 - 1
 """Counts down in place of the round number, so that pretraining shares no batch with a round."""
 
 
-class FCCLConfig(LogitsConfig):
+class FCCLConfig(robust.RobustSettings, LogitsConfig):
     """Weights are those of the paper."""
 
     tau: int = Field(5, ge=1)
@@ -151,11 +152,12 @@ class FCCLServer(Party[FCCLConfig]):
     """The server, which has no state."""
 
     ROLE = "server"
+    setup = robust.check
 
     def mean(self, answers: Mapping[int, Tree]) -> Tree:
         """The encoded mean (B, K) of the clients' encoded logits."""
         f = torch.stack([self.cfg.decode(z, self.context.classes) for z in answers.values()])
-        return self.cfg.encode_dense(f.mean(0))
+        return self.cfg.encode_dense(robust.mean_answer(f, self.cfg, "logits"))
 
 
 def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
@@ -198,10 +200,10 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
     yield "local"
     if not cfg.exchanges:
         return
-    answer = cfg.answer_template(server.context.classes)
+    answer, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg, 2)
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        answers = fed.call(trained, "predict", shared=batch, expect=answer, min_replies=2)
+        answers = fed.call(trained, "predict", shared=batch, expect=answer, min_replies=least)
         if answers:
             fed.call(answers, "distil", shared={**batch, "mean": server.mean(answers)})
     yield "transfer"

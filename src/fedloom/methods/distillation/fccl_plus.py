@@ -37,6 +37,7 @@ from torch.func import grad_and_value
 from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Method, Party, Template, Tree, kl
+from fedloom.methods import robust
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fccl import correlation_loss, round
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
@@ -47,7 +48,7 @@ SHORT = 1e-4
 """The smallest norm by which features are divided; shorter features have smaller cosines."""
 
 
-class FCCLPlusConfig(LogitsConfig):
+class FCCLPlusConfig(robust.RobustSettings, LogitsConfig):
     """Weights and temperatures are those of the authors' code on digits. The weight `inter` is multiplied by T²."""
 
     tau: int = Field(5, ge=1)
@@ -159,16 +160,18 @@ class FCCLPlusServer(Party[FCCLPlusConfig]):
     """The server, which has no state."""
 
     ROLE = "server"
+    setup = robust.check
 
     def mean(self, answers: Mapping[int, Any]) -> dict[str, Tree]:
         """The encoded means of the clients' encoded logits and cosines."""
         cfg, means = self.cfg, {}
         if cfg.correlation:
-            logits = [cfg.decode(answer["logits"], self.context.classes) for answer in answers.values()]
-            means["logits"] = cfg.encode_dense(torch.stack(logits).mean(0))
+            logits = torch.stack([cfg.decode(answer["logits"], self.context.classes) for answer in answers.values()])
+            means["logits"] = cfg.encode_dense(robust.mean_answer(logits, cfg, "logits"))
         if cfg.similarity:
-            cosines = [cfg.decode_dense(answer["cosines"], cfg.batch_size - 1) for answer in answers.values()]
-            means["cosines"] = cfg.encode_dense(torch.stack(cosines).mean(0))
+            width = cfg.batch_size - 1
+            cosines = torch.stack([cfg.decode_dense(answer["cosines"], width) for answer in answers.values()])
+            means["cosines"] = cfg.encode_dense(robust.mean_answer(cosines, cfg, "values"))
         return means
 
 

@@ -30,6 +30,7 @@ Differs:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -38,12 +39,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Federation, Method, Party, Shape, floats, kl_gradient
+from fedloom.methods import robust
 from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import class_means
 from fedloom.protect.coding import LARGEST
 
 
-class FDConfig(TrainingConfig):
+class FDConfig(robust.RobustSettings, TrainingConfig):
     """The local training is that of FedAL's section VI-A."""
 
     gamma: float = Field(0.15, ge=0)
@@ -99,12 +101,18 @@ class FDServer(Party[FDConfig]):
     """The server, which has no state."""
 
     ROLE = "server"
+    setup = robust.check
 
     def teach(self, replies: Mapping[int, Any]) -> dict[int, dict[str, Tensor]]:
-        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of classes with one."""
+        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of classes with one; with
+        a robust rule that of all clients, where enough have the class."""
         bounds = (-LARGEST, LARGEST) if self.cfg.average == "logits" else (0, 1)
         present = torch.stack([r["present"] for r in replies.values()])  # (n, K)
         answers = torch.stack([r["means"] for r in replies.values()]).clamp(*bounds)
+        if self.cfg.robust != "none":
+            mean_of = partial(robust.mean_answer, cfg=self.cfg, of=self.cfg.average)
+            found, known = robust.by_class(answers, present, mean_of, robust.least_replies(self.cfg))
+            return {n: {"means": found, "known": known} for n in replies}
         means = answers * present[..., None]  # (n, K, K)
         others = present.sum(0) - present.long()  # (n, K): how many have the class
         mean = (means.sum(0) - means) / others.clamp(min=1)[..., None]
@@ -116,7 +124,7 @@ def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConf
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.context.classes
     answer = {"means": floats(classes, classes), "present": Shape("bool", classes)}
-    replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, min_replies=2)
+    replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, min_replies=robust.least_replies(cfg, 2))
     if replies:
         fed.call(replies, "hear", each=server.teach(replies))
     yield "round"

@@ -39,11 +39,11 @@ from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation import steps, trust
-from fedloom.methods.distillation.steps import LogitsConfig
+from fedloom.methods.robust import least_replies
 from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
 
 
-class FedALConfig(trust.TrustSettings, LogitsConfig):
+class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     """Defaults are those of section VI-A; where the paper is silent, the recommended reading."""
 
     tau: int = Field(5, ge=1)
@@ -70,7 +70,7 @@ class FedALConfig(trust.TrustSettings, LogitsConfig):
     """Optimizer of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
     include_self: bool | None = None
     """Whether a client's target is the mean of all clients instead of the mean of the others, (5); None for true
-    unless trust is uniform. With false, a client with trust is sent its own weights."""
+    with trust or a robust rule. With false, a client with trust is sent its own weights."""
     kl_direction: Literal["forward", "reverse"] = "forward"
     """KL(target || p), or KL(p || target)."""
     average: Literal["logits", "probabilities"] | None = None
@@ -87,12 +87,14 @@ class FedALConfig(trust.TrustSettings, LogitsConfig):
         plain = self.trust == "uniform" and self.coding == "float32" and self.averages_logits
         if self.secure and (self.adv or not plain):
             raise ValueError("secure sums hide single answers: set adv = 0, and leave trust, coding and average out")
+        if self.robust != "none" and self.include_self is False:
+            raise ValueError("no client can remove its answer from a robust mean: leave params.include_self out")
         return self
 
     @property
     def includes_self(self) -> bool:
         """`include_self` or its default."""
-        return self.trust != "uniform" if self.include_self is None else self.include_self
+        return (self.trust != "uniform" or self.robust != "none") if self.include_self is None else self.include_self
 
     @property
     def averages_logits(self) -> bool:
@@ -338,9 +340,7 @@ class FedALServer(Party[FedALConfig]):
         trust.init(self)
 
 
-def round(
-    fed: Federation, server: Party[FedALConfig], clients: Sequence[int], cfg: FedALConfig, t: int
-) -> Iterator[str]:
+def round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedALConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 2-21, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})  # lines 3-7
@@ -348,14 +348,14 @@ def round(
     if not cfg.exchanges:
         return
     trust.meet(fed, server, chosen)
-    answer = cfg.template(server.context.classes)
+    answer, least = cfg.template(server.context.classes), least_replies(cfg, 2)
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
         if cfg.secure:  # line 15 alone
             if (found := fed.sum(chosen, "predict", shared=batch, expect=answer)) is not None:
                 fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": found.mean})
             continue
-        logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=2)  # lines 9-11
+        logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=least)  # lines 9-11
         if not logits:
             continue
         mean, gradients = judge(server, logits, t, i)  # lines 12-16

@@ -29,6 +29,7 @@ Differs:
     A client that is not sampled in a round is evaluated with the model of its group, which is not counted as a message.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,8 +51,8 @@ from fedloom.core.page import (
     Tree,
     kl,
     map_tensors,
-    weighted_mean,
 )
+from fedloom.methods import robust
 from fedloom.methods.distillation import trust
 from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import cross_entropy
@@ -60,7 +61,7 @@ Model: TypeAlias = dict[str, dict[str, Tensor]]
 """The `weights` and the `statistics` of a network, by name, as they are sent."""
 
 
-class FedAvgAdamConfig(TrainingConfig):
+class FedAvgAdamConfig(robust.RobustSettings, TrainingConfig):
     """Settings of `fedavg-adam`. τ is that of FedDF in FedAL's section VI-A."""
 
     tau: int = Field(10, ge=1)
@@ -114,6 +115,7 @@ class FedDFServer(Party[FedDFConfig]):
 
     def setup(self) -> None:
         """`models`: the model of each group by the group's number, with its initial weights."""
+        check_groups(self)
         self.models = first_models(self.context)
         trust.init(self)
 
@@ -123,7 +125,7 @@ class FedDFServer(Party[FedDFConfig]):
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models."""
-        self.models, refused = averaged(self.models, self.context.groups, replies)
+        self.models, refused = averaged(self.models, self.context.groups, replies, self.cfg)
         self.note("rejected means", refused)
 
     def ensemble(self, t: int, replies: Mapping[int, Any]) -> dict[int, Tensor]:
@@ -143,7 +145,7 @@ class FedDFServer(Party[FedDFConfig]):
         numbers, batches = distinct_rows(self, t)
         x, f, losses = self.public_set.rows.x(numbers), torch.stack([*logits.values()]), []
         if self.cfg.trust == "uniform":
-            target = F.softmax(f.mean(0), -1)
+            target = F.softmax(robust.mean_answer(f, self.cfg, "logits"), -1)
         else:
             target, _ = trust.average(self, list(logits), lambda: numbers, F.softmax(f, -1), f)
         models: dict[str, Any] = {}
@@ -166,6 +168,7 @@ class FedAvgAdamServer(Party[FedAvgAdamConfig]):
 
     def setup(self) -> None:
         """`models`, as those of `feddf`."""
+        check_groups(self)
         self.models = first_models(self.context)
 
 
@@ -206,13 +209,18 @@ def first_models(context: ClientContext) -> dict[str, Model]:
     }
 
 
-def averaged(
-    models: Mapping[str, Model], groups: Sequence[int], replies: Mapping[int, Any]
-) -> tuple[dict[str, Model], int]:
-    """The mean of the models of each group's clients, weighted by rows.
+def check_groups(server: Party[Any]) -> None:
+    """Raise MethodError if a group, or a round, has fewer clients than the robust rule needs."""
+    robust.check(server, min(Counter(server.context.groups).values(), default=None))
 
-    A reply that claims no rows has no weight. A group without replies keeps its model. So does a group whose mean is
-    not finite, as the mean of finite numbers may be.
+
+def averaged(
+    models: Mapping[str, Model], groups: Sequence[int], replies: Mapping[int, Any], cfg: Any
+) -> tuple[dict[str, Model], int]:
+    """The mean of the models of each group's clients, weighted by rows; or by the robust rule.
+
+    A reply that claims no rows has no weight. A group with fewer replies than the rule needs, at least one, keeps its
+    model. So does a group whose mean is not finite, as the mean of finite numbers may be.
 
     Returns:
         The models, and the number of groups whose mean is not finite.
@@ -224,7 +232,9 @@ def averaged(
             members.setdefault(str(groups[n]), []).append(n)
     for group, clients in members.items():
         sent = [{k: replies[n][k] for k in ("weights", "statistics")} for n in clients]
-        mean: Any = weighted_mean(sent, [int(replies[n]["rows"]) for n in clients])
+        if len(clients) < robust.least_replies(cfg):
+            continue
+        mean = robust.combined(sent, [int(replies[n]["rows"]) for n in clients], cfg, models[group])
         if all(x.isfinite().all() for part in mean.values() for x in part.values()):
             means[group] = mean
         else:
@@ -284,7 +294,7 @@ def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: Fed
     yield "average"
     if not cfg.server_steps:
         return
-    if logits:
+    if len(logits) >= robust.least_replies(cfg):
         server.distil(t, logits)
     yield "distil"
 

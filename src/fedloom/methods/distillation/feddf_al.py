@@ -87,6 +87,7 @@ class FedDFALServer(Party[FedALConfig]):
 
     def setup(self) -> None:
         """The discriminator; the `models` that groups begin with; `underway`: whether clients train newer ones."""
+        feddf.check_groups(self)
         fedal.build_discriminator(self)
         trust.init(self)
         self.models = feddf.first_models(self.context)
@@ -102,7 +103,7 @@ class FedDFALServer(Party[FedALConfig]):
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models, for the next round."""
-        self.models, refused = feddf.averaged(self.models, self.context.groups, replies)
+        self.models, refused = feddf.averaged(self.models, self.context.groups, replies, self.cfg)
         self.note("rejected means", refused)
         self.underway = False
 

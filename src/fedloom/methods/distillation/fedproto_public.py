@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Federation, Method, Party, floats
+from fedloom.methods import robust
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
 from fedloom.methods.steps import HEAD, Features, linear
 
@@ -42,7 +43,7 @@ LARGEST = 1e4
 gradient, of which Adam keeps a mean, cannot overflow float32."""
 
 
-class FedProtoPublicConfig(TrainingConfig):
+class FedProtoPublicConfig(robust.RobustSettings, TrainingConfig):
     """The training is that of FedAL's section VI-A, with FedMD's τ."""
 
     lam: float = Field(1.0, ge=0)
@@ -104,11 +105,11 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
         Args:
             t, i: which public batch.
             n: the number of clients in the mean.
-            mean: (B, d) their mean features.
+            mean: (B, d) their mean features; with a robust rule the target itself.
         """
         x = public_batch(self, t, i)
         own = self.forward(x)
-        target = mean_of_others(clipped(own), mean, n)
+        target = mean_of_others(clipped(own), mean, n) if self.cfg.robust == "none" else mean
         if moving := [k for k in self.params if not k.startswith(f"{HEAD}.")]:
             self.minimize(self.distance, x, target, only=moving)
         if i == self.cfg.tau - 1:
@@ -132,11 +133,12 @@ class FedProtoPublicServer(Party[FedProtoPublicConfig]):
 
     def setup(self) -> None:
         """`width` is d."""
+        robust.check(self)
         self.width = self.cfg.feature_dim or Features(self.context.build()).width
 
     def average(self, features: Mapping[int, Tensor]) -> Tensor:
         """The mean (B, d) over clients."""
-        return torch.stack([clipped(f) for f in features.values()]).mean(0)
+        return robust.mean_answer(torch.stack([clipped(f) for f in features.values()]), self.cfg, "values")
 
 
 def clipped(features: Tensor) -> Tensor:
@@ -155,7 +157,8 @@ def round(
         return
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        features = fed.call(chosen, "embed", shared=batch, expect=floats(cfg.batch_size, server.width), min_replies=2)
+        template, least = floats(cfg.batch_size, server.width), robust.least_replies(cfg, 2)
+        features = fed.call(chosen, "embed", shared=batch, expect=template, min_replies=least)
         if not features:
             continue
         shared = {**batch, "n": len(features), "mean": server.average(features)}

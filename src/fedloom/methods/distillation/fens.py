@@ -40,8 +40,8 @@ from fedloom.core.page import (
     Template,
     Tree,
     sample_plan,
-    weighted_mean,
 )
+from fedloom.methods import robust
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.feddf import model_of, set_model
 from fedloom.methods.steps import cross_entropy
@@ -49,7 +49,7 @@ from fedloom.methods.steps import cross_entropy
 Aggregator: TypeAlias = Literal["mean", "weights", "class-weights", "network"]
 
 
-class FensConfig(steps.TrainingConfig):
+class FensConfig(robust.RobustSettings, steps.TrainingConfig):
     """Settings of FENS."""
 
     tau: int = Field(25, ge=1)
@@ -197,7 +197,10 @@ class FensServer(Party[FensConfig]):
     STATE = ("params", "opt", "exchanged")
     exchanged: bool
 
-    setup = init_aggregator
+    def setup(self) -> None:
+        """The first aggregator."""
+        robust.check(self)
+        init_aggregator(self)
 
     def like(self) -> dict[str, Any]:
         """Template of a client's model."""
@@ -206,7 +209,8 @@ class FensServer(Party[FensConfig]):
     def step(self, replies: Mapping[int, Any]) -> None:
         """FedAdam: a step of Adam along the clients' mean change of f, over their rate."""
         counts = [int(r["rows"]) for r in replies.values()]
-        mean: Any = weighted_mean([r["change"] for r in replies.values()], counts)
+        still = {k: torch.zeros_like(w) for k, w in self.params.items()}
+        mean = robust.combined([r["change"] for r in replies.values()], counts, self.cfg, still)
         gradient = {k: change / self.cfg.aggregator_lr for k, change in mean.items()}
         self.minimize(lambda: torch.stack([(self.live[k] * g).sum() for k, g in gradient.items()]).sum())
 
@@ -225,7 +229,8 @@ def round(fed: Federation, server: FensServer, clients: Sequence[int], cfg: Fens
     template: Template = {"change": server.params, "rows": Shape("int64")}
     for i in range(learning_steps(cfg)):  # line 3
         shared = {"t": t, "i": i, "weights": server.params}
-        replies = fed.call(clients, "learn_aggregator", shared=shared, expect=template)
+        least = robust.least_replies(cfg)
+        replies = fed.call(clients, "learn_aggregator", shared=shared, expect=template, min_replies=least)
         if replies:
             server.step(replies)
     fed.call(clients, "take_aggregator", shared={"weights": server.params}, expect=None)

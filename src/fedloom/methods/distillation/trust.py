@@ -36,13 +36,14 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.context import PublicSet
 from fedloom.core.page import Federation, Guarantee, MethodError, Party, Shape, Template, Tree, floats
 from fedloom.core.rng import stream
+from fedloom.methods import robust
 from fedloom.protect import kernel, labels
 from fedloom.protect.accountant import REPLACED, Releases, epsilon, noise_for
 from fedloom.protect.noise import charge, draws
@@ -71,8 +72,8 @@ PRESETS = {"trusted": {"trust": "kernel", "trust_epsilon": 2.0}}
 """The preset of methods with trust: private mean embeddings."""
 
 
-class TrustSettings(BaseModel):
-    """The settings of trust, for configs of methods that average clients' answers."""
+class TrustSettings(robust.RobustSettings):
+    """The settings of trust and of robust rules, for configs of methods that average clients' answers."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -93,6 +94,15 @@ class TrustSettings(BaseModel):
     """ε of a client's mean embedding, for one row of it that is replaced; 0 for no noise and no guarantee."""
     trust_delta: float = Field(1e-5, gt=0, lt=1)
     """δ of a client's mean embedding."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TrustSettings":
+        if self.trust != "uniform" and self.robust != "none":
+            raise ValueError(
+                f"params.trust = {self.trust!r} weighs a client by what it knows, and params.robust = {self.robust!r} "
+                "counts all alike: set one of the two; params.trust_cap bounds a client's weight"
+            )
+        return self
 
     @property
     def trust_introduces(self) -> bool:
@@ -134,7 +144,12 @@ def state(*names: str) -> Any:
 
 
 def init(server: Any) -> None:
-    """Set the server's state: no introductions yet."""
+    """Set the server's state: no introductions yet.
+
+    Raises:
+        MethodError: too few clients for the robust rule.
+    """
+    robust.check(server)
     if server.cfg.trust_introduces:
         server.introductions = {}
 
@@ -279,10 +294,10 @@ def average(
 ) -> tuple[Tensor, Tensor | None]:
     """The mean (B, K) of the clients' answers (n, B, K), and their weights (n, B), or None where trust is uniform.
 
-    For the other arguments see `shares`.
+    The answers are the logits themselves or probabilities. For the other arguments see `shares`.
     """
     if server.cfg.trust == "uniform":
-        return answers.mean(0), None
+        return robust.mean_answer(answers, server.cfg, "logits" if answers is logits else "probabilities"), None
     weights = shares(server, clients, rows, logits)
     return weighted(answers, weights), weights
 

@@ -65,12 +65,12 @@ from fedloom.core.page import (
     map_tensors,
     sample_plan,
 )
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.methods.meta import crd
 from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
 
 
-class AugFLConfig(MetaConfig):
+class AugFLConfig(robust.RobustSettings, MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
     hvp: Hessian = "exact"
@@ -185,6 +185,7 @@ class AugFLServer(Party[AugFLConfig]):
 
     def setup(self) -> None:
         """Line 2: θ^0. The pretrained model is read when it is first needed."""
+        robust.check(self)
         cfg, device = self.cfg, self.context.device
         network = self.context.build()
         self.network(Features(network) if cfg.on_rows else network, SGD(1.0))
@@ -233,21 +234,16 @@ class AugFLServer(Party[AugFLConfig]):
             clients: all clients of the sums.
         """
         theta, n = self.theta, len(clients)
-        moved = {k: torch.zeros_like(p) for k, p in theta.items()}  # Σ (u_i - ρ θ)
-        for reply in replies.values():
-            for k, u in reply["u"].items():
-                moved[k] += u - rho * theta[k]
+        sent = [{k: u - rho * theta[k] for k, u in reply["u"].items()} for reply in replies.values()]
         if self.cfg.clients_per_round is not None:
-            for i in clients:
-                for k, y in {} if i in replies else self.duals.get(str(i), {}).items():
-                    moved[k] += y
+            sent += [self.duals[str(i)] for i in clients if i not in replies and str(i) in self.duals]
             self._recover(replies, theta, rho)
         elif self.cfg.federated:
             n = len(replies)
+        moved = robust.total(sent, theta, self.cfg)  # Σ (u_i - ρ θ)
         lam = (self.cfg.lam or 0.0) if self.cfg.kd_lr is None else self.cfg.kd_lr * rho * len(clients)
-        slope, pull = self.transfer(t), lam * n / len(clients)
-        for k, g in slope.items():
-            moved[k] -= pull * g
+        for k, g in self.transfer(t).items():
+            moved[k] -= lam * n / len(clients) * g
         self.params = {k: p + moved[own(k)] / (n * rho) for k, p in self.params.items()}
 
     def _recover(self, replies: Mapping[int, Any], theta: Mapping[str, Tensor], rho: float) -> None:
@@ -351,8 +347,9 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     known = [i for i in clients if server.rows[i]]
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
-    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(server.rows[known].sum())}
-    replies = steps.each_or_mean(fed, chosen, shared, {"u": dict(fed.param_shapes)}, cfg.secure)  # lines 4-10
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": robust.all_rows(server.rows[known], cfg)}
+    u, least = {"u": dict(fed.param_shapes)}, robust.least_replies(cfg)
+    replies = steps.each_or_mean(fed, chosen, shared, u, cfg.secure, least)  # lines 4-10
     if replies:
         server.step(t, replies, rho, known)  # line 11
     yield "round"

@@ -31,14 +31,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.methods.steps import HEAD, Features, MetaConfig, linear
-from fedloom.protect.robust import Rule
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the kernels of MMD."""
@@ -46,7 +45,7 @@ GLOBAL = "global_head"
 """Name of the global head within `ConditionalNetwork`."""
 
 
-class FedCPConfig(MetaConfig):
+class FedCPConfig(robust.RobustSettings, MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -61,14 +60,8 @@ class FedCPConfig(MetaConfig):
     """λ: weight of MMD."""
     tau: float = Field(1.0, gt=0)
     """Temperature τ of the policy's softmax."""
-
-    robust: Rule = "none"
-    """How the server combines weights: see `FedAvgConfig.robust`."""
-    robust_f: int = Field(1, ge=1)
-    """Number of clients with arbitrary weights to withstand. Needs 2 f + 1 participants, Krum 2 f + 3."""
     secure: bool = False
     """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
-    _possible = model_validator(mode="after")(steps.refuse_hidden)
 
     @property
     def iterations_per_round(self) -> int:
@@ -197,10 +190,11 @@ class FedCPServer(Party[FedCPConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, steps.combine_weights
+    broadcast, average = steps.broadcast, robust.combine_weights
 
     def setup(self) -> None:
         """The first extractor, global head and policy."""
+        robust.check(self)
         with self.seeded("policy"):
             params = steps.trainable_weights(ConditionalNetwork(self.context.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
@@ -210,7 +204,7 @@ def round(fed: Federation, server: FedCPServer, clients: Sequence[int], cfg: Fed
     """One round of the chosen clients."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     template: Template = {"weights": dict(server.weights), "rows": Shape("int64")}
-    least = steps.least_replies(cfg, len(chosen))
+    least = robust.least_replies(cfg)
     shared = {"t": t, "weights": server.weights}
     if cfg.secure:
         steps.secure_average(fed, server, chosen, shared, template)

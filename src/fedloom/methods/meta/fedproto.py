@@ -27,6 +27,7 @@ Differs:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -35,11 +36,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Federation, Method, ModelError, Party, Shape, Tree, floats
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.methods.steps import Features, MetaConfig, class_means, linear, mask_unknown
 
 
-class FedProtoConfig(MetaConfig):
+class FedProtoConfig(robust.RobustSettings, MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -147,6 +148,7 @@ class FedProtoServer(Party[FedProtoConfig]):
 
     def setup(self) -> None:
         """No prototypes yet."""
+        robust.check(self)
         self.prototypes: dict[str, Tensor] = {}
 
     def broadcast(self) -> dict[str, Tree]:
@@ -154,7 +156,7 @@ class FedProtoServer(Party[FedProtoConfig]):
         return dict(self.prototypes)
 
     def average(self, replies: Mapping[int, Any]) -> None:
-        """(6): for each class the mean over clients, weighted by rows.
+        """(6): for each class the mean over clients, weighted by rows; or by the robust rule, if enough have the class.
 
         Raises:
             ModelError: feature dimensions differ.
@@ -163,8 +165,12 @@ class FedProtoServer(Party[FedProtoConfig]):
         if len(widths) > 1:
             raise ModelError(unequal(*widths[:2]))
         counts = torch.stack([r["counts"] for r in replies.values()])[..., None]  # (n, K, 1)
-        total = counts.sum(0)
-        mean = (torch.stack([r["prototypes"] for r in replies.values()]) * counts).sum(0) / total.clamp(min=1)
+        total, sent = counts.sum(0), torch.stack([r["prototypes"] for r in replies.values()])
+        mean = (sent * counts).sum(0) / total.clamp(min=1)
+        if self.cfg.robust != "none":
+            mean_of = partial(robust.mean_answer, cfg=self.cfg, of="values")
+            mean, enough = robust.by_class(sent, counts[..., 0] > 0, mean_of, robust.least_replies(self.cfg))
+            total = total * enough[:, None]
         before = self.prototypes or {"prototypes": torch.zeros_like(mean), "known": torch.zeros_like(total[:, 0] > 0)}
         self.prototypes = {
             "prototypes": torch.where(total > 0, mean, before["prototypes"]),
@@ -188,7 +194,7 @@ def round(
     classes = server.context.classes
     template = {"prototypes": floats(classes, None), "counts": Shape("int64", classes)}
     shared = {"t": t, "heard": server.prototypes}
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=robust.least_replies(cfg))
     if replies:
         server.average(replies)
     yield "round"

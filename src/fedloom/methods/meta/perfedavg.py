@@ -20,16 +20,15 @@ Differs:
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.methods.steps import Hessian, MetaConfig
-from fedloom.protect.robust import Rule
 
 
-class PerFedAvgConfig(MetaConfig):
+class PerFedAvgConfig(robust.RobustSettings, MetaConfig):
     """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
 
     local_steps: int = Field(1, ge=1)
@@ -40,14 +39,8 @@ class PerFedAvgConfig(MetaConfig):
     """Hessian-vector product: exact, by differences (fd, fd_normalized), or omitted (first_order)."""
     delta: float = Field(1e-3, gt=0)
     """Step of the difference of gradients (δ)."""
-
-    robust: Rule = "none"
-    """How the server combines weights: see `FedAvgConfig.robust`."""
-    robust_f: int = Field(1, ge=1)
-    """Number of clients with arbitrary weights to withstand. Needs 2 f + 1 participants, Krum 2 f + 3."""
     secure: bool = False
     """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
-    _possible = model_validator(mode="after")(steps.refuse_hidden)
 
     @property
     def iterations_per_round(self) -> int:
@@ -84,10 +77,11 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, steps.combine_weights
+    broadcast, average = steps.broadcast, robust.combine_weights
 
     def setup(self) -> None:
         """The initial weights."""
+        robust.check(self)
         self.weights = steps.trainable_weights(self.context.build())
 
 
@@ -97,7 +91,7 @@ def round(
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
-    least = steps.least_replies(cfg, len(chosen))
+    least = robust.least_replies(cfg)
     shared = {"weights": server.weights}
     if cfg.secure:
         steps.secure_average(fed, server, chosen, shared, template)

@@ -34,18 +34,18 @@ from math import sqrt
 from typing import Any, Literal, final
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, MethodError, Party, Template, Tree, weighted_mean
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 
 AT_ONCE = 128
 """Maximum number of replies held in memory at once in an exchange."""
 
 
-class CoboConfig(steps.LocalSGDConfig):
+class CoboConfig(robust.RobustSettings, steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     rho: float = Field(0.05, ge=0)
@@ -56,6 +56,15 @@ class CoboConfig(steps.LocalSGDConfig):
     """Whether w grows by the product of two gradients, or by their cosine (ours)."""
     pairs: Literal["mixed", "constant", "all"] = "mixed"
     """Share of pairs that is tested in a round: 2/n in the first round and then 1/√t (mixed), 2/n, or all."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "CoboConfig":
+        if self.robust not in robust.WEIGHTED:
+            raise ValueError(
+                f"params.robust = {self.robust!r} counts all models alike, but CoBo weighs them by w: choose "
+                '"clip" or "centered"'
+            )
+        return self
 
 
 @final
@@ -116,10 +125,11 @@ class CoboPeer(Party[CoboConfig]):
     def pull(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep Σ_k w_ik and the mean of the x_k by w_ik: Σ_k w_ik (x_i - x_k) is their distance times the sum."""
         row = torch.zeros_like(self.helpers["w"])
-        if inbox:
+        if len(inbox) >= robust.least_replies(self.cfg):
             w = self.helpers["w"][[int(j) for j in inbox]]
             models = [reply["weights"] for reply in inbox.values()]
-            mean = weighted_mean(models, w.tolist())
+            even = self.cfg.robust == "none"
+            mean = weighted_mean(models, w.tolist()) if even else robust.around(self, models, w.tolist())
             self.target = {"mass": w.sum().float(), "weights": mean}
             row[[int(j) for j in inbox]] = self.cfg.lr * self.cfg.rho * w
         row[self.context.id] = 1 - row.sum()
@@ -190,6 +200,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: CoboConfig, 
             f"params.lr × params.rho × {len(peers) - 1} neighbours is {cfg.lr * cfg.rho * (len(peers) - 1):g}, so a "
             "step may overshoot the other models; lower params.rho until the product is below 1"
         )
+    robust.check_peers(fed, cfg, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     answer: Template = {**body, "gradient": body["weights"]}
     steps_of = {"ask": "request", "answer": "test", "take": "judge"}

@@ -32,14 +32,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Party, Template, Tree, floats
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.methods.peer import selection
 
 PERSONAL = 2**31
 """First epoch number of personal training, so that it shares no shuffle with other training."""
 
 
-class DittoConfig(selection.SelectionConfig):
+class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
     neighbour_selection: Literal["random", "afind"] = "random"
@@ -51,7 +51,11 @@ class DittoConfig(selection.SelectionConfig):
     personal_epochs: int = Field(1, ge=1)
     """Epochs of the personal model in a round."""
 
-    _possible = model_validator(mode="after")(selection.refuse_update_noise)
+    @model_validator(mode="after")
+    def _possible(self) -> "DittoConfig":
+        if self.neighbour_selection == "afind":
+            selection.refuse_even_rule(self)
+        return selection.refuse_update_noise(self)
 
 
 @final
@@ -113,7 +117,7 @@ class DittoPeer(Party[DittoConfig]):
         models = steps.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
-        steps.average(self, models, shares)
+        robust.mix(self, models, shares)
         self.heard = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -126,6 +130,7 @@ class DittoPeer(Party[DittoConfig]):
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
+    robust.check_peers(fed, cfg, cfg.neighbours if cfg.neighbour_selection == "random" else None)
     links = selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}

@@ -16,10 +16,10 @@ from typing import Any, final
 from pydantic import Field
 
 from fedloom.core.page import Federation, Method, Party
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 
 
-class GossipConfig(steps.LocalSGDConfig):
+class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
@@ -39,13 +39,14 @@ class GossipPeer(Party[GossipConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
-        steps.average(self, models, dict.fromkeys(models, 1.0))
+        robust.mix(self, models, dict.fromkeys(models, 1.0))
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
+    robust.check_peers(fed, cfg, cfg.neighbours)
     links = fed.sample_peers(peers, cfg.neighbours, t)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"

@@ -36,7 +36,7 @@ from fedloom.core.page import (
     cap_rows,
     floats,
 )
-from fedloom.methods import steps
+from fedloom.methods import robust, steps
 from fedloom.protect.accountant import REPLACED, Releases, epsilon
 from fedloom.protect.noise import charge, draws
 
@@ -151,6 +151,15 @@ def refuse_update_noise(cfg: ConfigT) -> ConfigT:
     if cfg.dp.target == "update":
         raise ValueError('params.dp.target = "update" is available in afind-plus only: use "phi" or "none"')
     return cfg
+
+
+def refuse_even_rule(cfg: Any) -> None:
+    """Raise ValueError for a robust rule that counts all models alike where they are weighed by loss."""
+    if cfg.aggregation == "boltzmann" and cfg.robust not in robust.WEIGHTED:
+        raise ValueError(
+            f'params.robust = {cfg.robust!r} counts all models alike, but params.aggregation = "boltzmann" weighs them '
+            'by loss: set params.robust to "clip" or "centered", or params.aggregation to "uniform"'
+        )
 
 
 # -- the messages of the selection ---------------------------------------------------------------------------------
