@@ -65,7 +65,7 @@ def test_owners_and_settings_are_shown(
     assert found["owners"]["A"] == [15, 5] and found["classes"] == {"no": 45, "yes": 15}
     assert found["settings"]["data"]["unseen"] == ["B"] and found["features"] == {"age": "number", "sex": "category"}
     assert command(monkeypatch, "my.csv", *options, "--clients", "3") == 0
-    assert "unseen in training: client 2" in capsys.readouterr().out
+    assert "unseen in training: B\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,9 @@ def test_a_terminal_shows_the_unseen_first(page: str) -> None:
     mean = found["methods"][0]["eval_modes"]["1 step"]["mean"]
     assert any(line.split()[:2] == ["a", f"{mean:.1%}"] for line in lines)
     assert f"seed 0: unseen in training: clients {', '.join(map(str, found['unseen']['0']))}" in out.getvalue()
+    named = StringIO()
+    show_comparison(found, Console(file=named, width=80), ["va", "ohio"])
+    assert "seed 0: unseen in training: va and ohio" in named.getvalue()
     chance = found["methods"][0]["own_chances"]["unseen"]
     assert f"(on the own mix: {chance:.1%})" in " ".join(out.getvalue().split())
 

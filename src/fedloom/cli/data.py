@@ -69,7 +69,7 @@ def data(
         return
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.settings.rows import divided, number_of_owners
-    from fedloom.report.formatting import clients_named
+    from fedloom.report.formatting import clients_named, together
 
     if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
         config = config.model_copy(update={"clients": number_of_owners(config)})
@@ -92,7 +92,8 @@ def data(
             rows.add_row(*row)
         out.print(rows)
         if unseen:
-            out.print(f"unseen in training: {clients_named(unseen)}")
+            named = together(config.unseen) if isinstance(config.unseen, tuple) else clients_named(unseen)
+            out.print(f"unseen in training: {named}")
         out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
     if plot is not None:
         plot_counts(stats, plot)

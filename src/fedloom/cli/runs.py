@@ -206,7 +206,8 @@ def _work(
         shown = {"folder": str(folder), "verdict": line(found), **content}
         typer.echo(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
         return
-    show_comparison(found, out)
+    unseen = experiment.run.data.unseen
+    show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
     if experiment.compare is None and "clients" in result.summary["accuracy"]:

@@ -22,10 +22,10 @@ OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Se
 """Columns that are omitted if the table is too wide, in this order."""
 
 
-def show_comparison(content: Mapping[str, Any], out: Console) -> None:
+def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[str] = ()) -> None:
     """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
 
-    The main metric comes first. Names are never truncated; columns that do not fit are omitted.
+    `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Names are never truncated; columns that do not fit are omitted.
     """
     found = Comparison(**content)
     best = verdict(found)
@@ -42,7 +42,9 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
     _show(shown, out, omitted=() if failed else ("Failures",))
     _show_networks(found, out)
     for seed, clients in found.unseen.items():
-        out.print(f"seed {seed}: unseen in training: {fmt.clients_named(clients)}", soft_wrap=True)
+        out.print(
+            f"seed {seed}: unseen in training: {fmt.together(unseen) or fmt.clients_named(clients)}", soft_wrap=True
+        )
     first = found.methods[0]
     own = first.own_chances.get("unseen", first.own_chance)
     on_own = f" (on the own mix: {_percent(own)})" if own is not None and len(titles) > 1 else ""
