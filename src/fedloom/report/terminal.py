@@ -25,7 +25,8 @@ OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Se
 def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[str] = ()) -> None:
     """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
 
-    `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Names are never truncated; columns that do not fit are omitted.
+    `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Names are
+    never truncated; columns that do not fit are omitted.
     """
     found = Comparison(**content)
     best = verdict(found)
