@@ -19,6 +19,7 @@ from typing import Any
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.hub import open_hub
+from fedloom.remote.loop import run
 from fedloom.remote.node.process import CoordinatorLink
 from fedloom.remote.rpc_errors import CallRefused
 
@@ -112,7 +113,7 @@ def main(counts: list[int]) -> None:
                 (folder / f"{name}.pem").write_bytes(certificate)
                 (folder / f"{name}.key").touch(mode=0o600)
                 (folder / f"{name}.key").write_bytes(key)
-            asyncio.run(measure(folder, count))
+            run(measure(folder, count))
 
 
 if __name__ == "__main__":

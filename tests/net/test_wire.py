@@ -30,7 +30,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of life in short order."""
     monkeypatch.setattr(links, "PULSE", 0.2)
-    monkeypatch.setattr(links, "SILENCE", 0.8)
+    monkeypatch.setattr(links, "PATIENCE", 0.8)
 
 
 def test_calls_of_every_length_come_over(pki: Pki) -> None:

@@ -25,6 +25,7 @@ from fedloom.core.party import Note, Party
 from fedloom.engines.local import LocalEngine
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Timeouts, Transport
+from fedloom.remote.loop import ListeningLoop
 from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, plain_arguments, reply_refs
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.remote.secure_sum import secure_sum
@@ -83,7 +84,7 @@ class NetEngine(Engine):
         self._lost: set[tuple[int, int]] = set()
         self._sessions: dict[int, NodeSession] = {}
         self._begun = False
-        self._loop = asyncio.new_event_loop()
+        self._loop = ListeningLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fedloom-net", daemon=True)
         self._thread.start()
         try:

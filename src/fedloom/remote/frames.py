@@ -31,6 +31,8 @@ PULSE: Final = 2.0
 """Seconds between two heartbeats."""
 SILENCE: Final = 6.0
 """Seconds without a heartbeat until the other end counts as unreachable."""
+PATIENCE: Final = 30.0
+"""Seconds that a node waits for the answer to a heartbeat; a busy coordinator answers late."""
 RECONNECT: Final = 2.0
 """Seconds that a node whose connection broke may take to connect again."""
 LARGEST: Final = 1 << 30

@@ -19,6 +19,7 @@ from fedloom.core.message import Tree
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.frames import LARGE, LARGEST, LARGEST_PIECE, RECONNECT, SILENCE, printable
+from fedloom.remote.loop import clock
 from fedloom.remote.rpc_errors import CallRefused, refused
 from fedloom.remote.rpc_server import RPCServer, serve
 
@@ -119,7 +120,7 @@ class NodeConnection:
         """Record a sign of life of the node's process that is connected; others are not counted."""
         if session != self.session:
             return
-        self.life, self.broken = asyncio.get_running_loop().time(), None
+        self.life, self.broken = self._hub.clock(), None
         if not self.up:
             self._up.set()
             self._hub.changed(self.name, True)
@@ -136,7 +137,7 @@ class NodeConnection:
 
     async def next(self, request: dict[str, Any]) -> bytes:
         """The next call, once there is one; an empty answer to a poll that a later one replaces."""
-        alive = self.broken is None and asyncio.get_running_loop().time() - self.life < self._hub.silence
+        alive = self.broken is None and self._hub.clock() - self.life < self._hub.silence
         if self.up and alive and request["session"] != self.session:
             raise CallRefused(rpc_errors.TAKEN, f"another process is connected as {self.name}: stop one of them")
         self.session = request["session"]
@@ -192,6 +193,7 @@ class Hub:
 
     Attributes:
         token: identifies this process's hub to nodes.
+        clock: the clock of silence: see `fedloom.remote.loop`.
         connections: by name.
     """
 
@@ -209,6 +211,7 @@ class Hub:
         self.server: RPCServer | None = None
         self.silence, self._reconnect = silence, reconnect
         self._open = set(names)
+        self.clock = clock()
         self._watch = asyncio.ensure_future(self._watch_silence())
 
     def limit(self, caller: str) -> int:
@@ -225,7 +228,7 @@ class Hub:
         """Record that a node's connection broke: it reconnects soon, or is gone."""
         connection = self.connections[caller]
         if session == connection.session:
-            connection.broken = asyncio.get_running_loop().time()
+            connection.broken = self.clock()
 
     async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
         """Answer `next`, `reply` or `peer`; raises CallRefused."""
@@ -266,18 +269,11 @@ class Hub:
         return self.connections[caller]
 
     async def _watch_silence(self) -> None:
-        """Find nodes that are gone. Time in which this process itself was too busy to listen does not count."""
-        loop = asyncio.get_running_loop()
-        before = loop.time()
+        """Find nodes that are gone. Time in which this process was too busy to listen hardly counts."""
         while True:
             await asyncio.sleep(TICK)
-            now = loop.time()
-            late = max(0.0, now - before - 2 * TICK)
-            before = now
+            now = self.clock()
             for connection in self.connections.values():
-                connection.life += late
-                if connection.broken is not None:
-                    connection.broken += late
                 broken = connection.broken is not None and now - connection.broken > self._reconnect
                 if connection.up and (broken or now - connection.life > max(self.silence, self._reconnect)):
                     connection.lost()

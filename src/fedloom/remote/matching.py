@@ -33,7 +33,7 @@ from fedloom.data.vertical_split import VerticalSplit, split_parties
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import config_for_nodes
 from fedloom.experiment.private import Matched, PrivateData, file_sha256
-from fedloom.remote import payload, rpc_errors
+from fedloom.remote import loop, payload, rpc_errors
 from fedloom.remote.connections import NodeSet
 from fedloom.remote.rpc_errors import CallRefused, mismatch
 from fedloom.remote.starts import check_node_count, keep_start, next_start, run_id
@@ -329,7 +329,7 @@ def _in_a_loop(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     with ThreadPoolExecutor(1, thread_name_prefix="fedloom-match") as thread:
-        future = thread.submit(lambda: asyncio.run(whole()))
+        future = thread.submit(lambda: loop.run(whole()))
         try:
             return future.result()
         except BaseException:

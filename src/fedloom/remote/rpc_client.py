@@ -23,6 +23,7 @@ from fedloom.remote.frames import (
     LARGEST,
     LARGEST_PIECE,
     NAME,
+    PATIENCE,
     PULSE,
     PULSES,
     SILENCE,
@@ -152,7 +153,7 @@ class RPCClient:
         self._metadata = ((NAME, own),) if credentials is None else ()
         self._largest = largest
         self._changed = changed
-        self._life = -SILENCE
+        self._life = -PATIENCE
         self._up = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
@@ -196,7 +197,7 @@ class RPCClient:
             deadline: seconds from now.
 
         Raises:
-            CallRefused: with `UNREACHABLE` after `SILENCE` seconds without a heartbeat, `LATE` after the deadline, or
+            CallRefused: with `UNREACHABLE` after `PATIENCE` seconds without a heartbeat, `LATE` after the deadline, or
                 the other end's error.
         """
         end, pause, strikes = monotonic() + deadline, _PAUSES[0], 0
@@ -333,8 +334,7 @@ class RPCClient:
                     self.problem = f"the certificate of {self.address.name} is revoked or has expired"
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
-                # A late answer of a busy other end is a sign of life: wait for it as long as the silence may be.
-                told = await pulse(self._session, timeout=SILENCE, metadata=self._metadata, wait_for_ready=self.up)
+                told = await pulse(self._session, timeout=PATIENCE, metadata=self._metadata, wait_for_ready=self.up)
                 self._alive()
                 self._heard(told[:64].decode("ascii", "replace"))
             except grpc.aio.AioRpcError as error:
@@ -345,7 +345,7 @@ class RPCClient:
                 previous, self.problem = self.problem, f"{type(error).__name__}: {error}"
                 if self.problem != previous:
                     _log.exception("heartbeat of %s failed", self.address.name)
-            if monotonic() - self._life > SILENCE and (self.up or self._only is not None):
+            if monotonic() - self._life > PATIENCE and (self.up or self._only is not None):
                 self._lost()
             await asyncio.sleep(max(0.05, begun + (PULSE if self.up else PULSE / 4) - monotonic()))
 

@@ -1,0 +1,61 @@
+"""An asyncio loop that knows how long it has listened.
+
+A coordinator with a thousand nodes may have more to do than it can do at once. Signs of life then wait in line, with
+the replies, and time in which nobody listened says nothing about a node.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+AT_WORK: Final = 0.1
+"""What a second of work counts: not 0, so that a loop that never rests finds in the end who is gone."""
+
+
+class ListeningSelector(selectors.DefaultSelector):
+    """Adds up how long it waited because there was nothing to do.
+
+    Attributes:
+        waited: seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Wait for events."""
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        begun = monotonic()
+        try:
+            return super().select(timeout)
+        finally:
+            self.waited += monotonic() - begun
+
+
+class ListeningLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop with a clock of the time in which it listened."""
+
+    def __init__(self, selector: ListeningSelector | None = None) -> None:
+        self._listening = selector or ListeningSelector()
+        super().__init__(self._listening)
+
+    def listened(self) -> float:
+        """Seconds on a clock that runs while the loop waits, and at `AT_WORK` of its speed while the loop works."""
+        return self._listening.waited + AT_WORK * (self.time() - self._listening.waited)
+
+
+def clock() -> Callable[[], float]:
+    """The clock of silence of the running loop: `ListeningLoop.listened`, or the time in another loop."""
+    loop = asyncio.get_running_loop()
+    return loop.listened if isinstance(loop, ListeningLoop) else loop.time
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, in a `ListeningLoop`."""
+    with asyncio.Runner(loop_factory=ListeningLoop) as runner:
+        return runner.run(work)
