@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from fedloom.core.errors import warn_once
 from tests.command import fedloom as fedloom
 
 torch.set_num_threads(1)
@@ -27,3 +28,9 @@ settings.load_profile("fedloom")
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What has been imported stays: the collector need not look at it again and again."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_new() -> None:
+    """A warning that another test has had is given again."""
+    warn_once.cache_clear()

@@ -52,6 +52,7 @@ MORE = {
     r"run peers-groups": "-s data.name=digits -s data.test_rows=100 -s data.own_test_rows=20",
     r"run \S+(adult|credit)": "-s data.name=wine -s data.test_rows=40 -s columns.aligned=60 -s columns.unaligned=9",
     r"run \S+/(?!adult|credit|devices|views)[\w-]+\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",
+    r"run \S+newcomers": "-s data.server_rows=20",
     r"run \S+(devices|views)\.toml": "-s columns.aligned=60",
     r"reproduce --all": "--plan",
     r"reproduce augfl": "-s data.name=digits -s data.server_rows=60",
