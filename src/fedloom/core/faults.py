@@ -36,8 +36,8 @@ class Faults(BaseModel):
     liars: tuple[int, ...] = ()
     """Clients that send false replies: see `lie`. They have no other fault."""
     lie: Literal["flip", "huge", "labels"] = "flip"
-    """What is false: the sign of all numbers of a reply, their size (a million times), or the labels of the liars' own
-    training rows (class k of K becomes K - 1 - k), from which they then train honestly."""
+    """The part that is false: the sign of all numbers of a reply, their size (a million times), or the labels of the
+    liars' own training rows (class k of K becomes K - 1 - k), from which they then train honestly."""
 
     @model_validator(mode="after")
     def _together(self) -> "Faults":

@@ -68,7 +68,7 @@ def too_few(cfg: Any, there_are: str) -> str:
     """The error message for a rule that needs more than `there_are`."""
     return (
         f"params.robust = {cfg.robust!r} with robust_f = {cfg.robust_f} needs {needed(cfg.robust, cfg.robust_f)} "
-        f"{there_are}: add clients, lower params.robust_f, or choose the median"
+        f"{there_are}: add clients or lower params.robust_f"
     )
 
 
@@ -96,7 +96,7 @@ def all_rows(claims: Tensor, cfg: Any) -> int:
 
 
 def total(trees: Sequence[Mapping[str, Tensor]], like: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """The sum of trees like `like`; or their number times what the rule makes of them, around zero."""
+    """The sum of trees like `like`; or their number times their aggregate by the rule, around zero."""
     found = {k: torch.zeros_like(x) for k, x in like.items()}
     if cfg.robust != "none" and trees:
         mean = combine_trees(trees, cfg.robust, f=cfg.robust_f, center=found)
@@ -162,7 +162,7 @@ def mix(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weights: 
 
 
 def around(party: Party[Any], models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """What the rule makes of these models around the party's own shared weights."""
+    """The aggregate of these models by the rule, around the party's own shared weights."""
     cfg = party.cfg
     share = torch.tensor(weights, dtype=torch.float64, device=party.context.device)
     center = steps.shared_weights(party)

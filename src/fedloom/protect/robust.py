@@ -42,7 +42,7 @@ def combine(
         rows: the vectors (n, d), finite.
         rule: how they are combined; with `none` the uniform mean.
         f: the number of arbitrary vectors to withstand (trimmed, krum, multikrum).
-        center: (d,) what the clients started from (clip, centered); None for the median of each number.
+        center: (d,) the starting point of the clients (clip, centered); None for the median of each number.
         radius: largest distance from `center` that counts in full (clip, centered); None for the median distance.
         weights: (n,) weights that sum to 1 (clip, centered); None for equal ones.
 

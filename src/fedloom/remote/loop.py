@@ -1,7 +1,7 @@
 """An asyncio loop that knows how long it has listened.
 
-A coordinator with a thousand nodes may have more to do than it can do at once. Signs of life then wait in line, with
-the replies, and time in which nobody listened says nothing about a node.
+A coordinator with a thousand nodes may have more to do than it can do at once. Heartbeats then wait in
+a queue with the replies, and time in which the loop did not listen is no evidence that a node is gone.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 AT_WORK: Final = 0.1
-"""What a second of work counts: not 0, so that a loop that never rests finds in the end who is gone."""
+"""Weight of a second of work: not 0, so that a loop that is never idle still detects nodes that are gone."""
 
 
 class ListeningSelector(selectors.DefaultSelector):
