@@ -31,7 +31,7 @@ FORM: dict[str, Any] = {
     "label": "kind",
     "classes": ["one", "two"],
 }
-ALLOWED = {"columns": ["a", "b", "c"], "label": "kind"}
+ALLOWED = {"keep": ["a", "b", "c"], "label": "kind"}
 RUN: dict[str, Any] = {
     "rounds": 3,
     "params": {"tau": 2, "batch_size": 8},

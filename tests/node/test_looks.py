@@ -151,8 +151,8 @@ def test_the_split_is_the_node_s_own(hosts: Hosts, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("allowed", "words"),
     [
-        ({"columns": ["a", "b"]}, "columns 'c' of wards are not allowed here; allowed: a, b"),
-        ({"columns": []}, "columns 'a', 'b', 'c' of wards are not allowed here; allowed: none"),
+        ({"keep": ["a", "b"]}, "columns 'c' of wards are not allowed here; allowed: a, b"),
+        ({"keep": []}, "columns 'a', 'b', 'c' of wards are not allowed here; allowed: none"),
         ({"label": None}, "label 'kind' of wards is not allowed here; allowed: none"),
         ({"label": "national_number"}, "label 'kind' of wards is not allowed here; allowed: national_number"),
     ],

@@ -21,10 +21,9 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.images import decode_images
-from fedloom.data.tables import RawTable, column_values, read_csv
+from fedloom.data.tables import RawTable, read_csv, typed_values
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
-_BOOLEANS = {"True": True, "true": True, "TRUE": True, "False": False, "false": False, "FALSE": False}
 _SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")
 _SPLIT_NAMES |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 _SPLIT_NAMES |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
@@ -208,16 +207,16 @@ def _read_csv_files(path: Path, name: str, test: str | None) -> Content:
     odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
     if odd:
         raise DataError(f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has others.")
-    columns = {column: _booleans(column_values(list(chain(*(table[column] for table in every))))) for column in names}
+    columns = {column: typed_values(list(chain(*(table[column] for table in every)))) for column in names}
     sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
     return Content(names, columns.__getitem__, held_out)
 
 
-def _booleans(values: np.ndarray) -> np.ndarray:
-    """Columns of only True and False as booleans, others unchanged."""
-    boolean = values.dtype.kind == "O" and all(value in _BOOLEANS for value in values)
-    return np.array([_BOOLEANS[value] for value in values]) if boolean else values
+def named_values(codes: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """(n,) names of class numbers (n,), or None where they are missing."""
+    found: np.ndarray = np.array([*names, None], dtype=object)[np.nan_to_num(codes, nan=-1).astype(np.int64)]
+    return found
 
 
 def _assemble(splits: Mapping[str, Any], name: str, official: str | None) -> Content:
@@ -262,8 +261,7 @@ def _build(name: str, hints: Hints, content: Content) -> Dataset | RawTable:
         return image_dataset(name, x, y, classes, test=content.test, groups=groups)
     kept = {column: values(column) for column in columns if column not in {label, hints.groups, *hints.drop}}
     for column in kept.keys() & named.keys():  # class numbers become their names, or None if missing
-        codes = np.nan_to_num(kept[column], nan=-1).astype(np.int64)
-        kept[column] = np.array([*named[column], None], dtype=object)[codes]
+        kept[column] = named_values(kept[column], named[column])
     return RawTable(name, kept, y, classes, content.test, groups)
 
 

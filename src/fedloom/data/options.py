@@ -44,6 +44,20 @@ GUESS = DataOptions()
 
 
 @dataclass(frozen=True)
+class OwnFile:
+    """How to read a node's own file: settings of `[data.NAME]` in `node.toml`, with the words of `[data]`."""
+
+    options: DataOptions
+    """Of the columns. Only columns that `keep` names or matches may be used."""
+    owner: str | None = None
+    """The only owner in the column `group` whose rows are used; None where all rows have one owner."""
+    missing: Missing | None = None
+    """The replacement of a missing number; None for the run's."""
+    test_fraction: float | None = None
+    """The share of test rows; None for the run's."""
+
+
+@dataclass(frozen=True)
 class SplitColumns:
     """Columns that say how rows may be divided into training and test rows."""
 

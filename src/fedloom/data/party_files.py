@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.presence import RowPresence, had
+from fedloom.data.roles import left_out
 from fedloom.data.tables import class_numbers, column_values, read_csv
 from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
 from fedloom.data.vertical_split import split_parties
@@ -39,12 +41,17 @@ class PartyFile:
         return cls(file.stem, table.pop(id), table, labels, classes)
 
     @classmethod
-    def passive(cls, file: Path, id: str, label: str) -> "PartyFile":
-        """The file of a passive party. Raises DataError if it is invalid or has labels."""
+    def passive(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
+        """The file of a passive party; `keep` and `drop` of the options choose columns. Raises DataError if it is
+        invalid or has labels."""
         table = read_csv(file, needed=[id])
         if label in table:
             raise DataError(f"Only the active party may have labels, but {file} has a column {label!r}; remove it.")
-        return cls(file.stem, table.pop(id), table)
+        ids = table.pop(id)
+        table = {column: words for column, words in table.items() if not left_out(column, options)}
+        if not table:
+            raise DataError(f"keep and drop leave no column of {file}: correct them.")
+        return cls(file.stem, ids, table)
 
     def view(
         self,

@@ -4,13 +4,13 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.options import UNORDERED, DataOptions, Kind, SplitColumns, Understanding
+from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
 from fedloom.data.tables import MISSING, RawTable, different, refuse_mistakes, texts, typed
 
 LABELS = ("label", "labels", "target", "class", "y")
@@ -193,6 +193,99 @@ def understand(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class OwnRows:
+    """The rows of a node's own file that a run may use."""
+
+    kept: np.ndarray
+    """(r,) int64 numbers of those with a label that are for training or testing."""
+    test: np.ndarray | None
+    """(t,) int64 places among `kept` of the test rows, or None to draw them."""
+    notes: tuple[str, ...]
+
+
+def own_rows(
+    columns: Mapping[str, np.ndarray],
+    file: OwnFile,
+    name: str,
+    *,
+    wanted: Collection[str] = (),
+    test: np.ndarray | None = None,
+) -> OwnRows:
+    """The rows that the owner of a node's file lets runs use, by the rules of `understand` and without guesses.
+
+    Args:
+        columns, name, test: as in `understand`.
+        file: the owner's settings.
+        wanted: the columns that a run uses as input.
+
+    Raises:
+        DataError: a named column or owner does not exist, the rows have several owners and none is named, or a wanted
+            column is not allowed or looks like an identifier.
+    """
+    table, options, notes = _Candidates(name, dict(columns)), file.options, list[str]()
+    used = np.ones(len(next(iter(columns.values()))), dtype=bool)
+    if options.group is not None:
+        values = table.take(options.group, "group")
+        _refuse_unowned(values, options.group)
+        words = np.array([str(word) for word in _whole(values)], dtype=object)
+        known = different(words)
+        if file.owner is None and len(known) > 1:
+            raise DataError(
+                f"Column {options.group!r} (data.group) names {len(known)} owners, but a node has the rows of one: set "
+                f"owner in [data.{name}] to its name, or use a file with its rows only."
+            )
+        if file.owner is not None and file.owner not in known:
+            raise DataError(
+                f"There is no owner {file.owner!r} in column {options.group!r}.{did_you_mean(file.owner, known)}"
+            )
+        used &= (words == file.owner) if file.owner is not None else used
+    if options.id is not None:
+        table.take(options.id, "id")
+        table.dropped[options.id] = "the id"
+    if isinstance(options.test, str):
+        parts = _split_parts(table.take(options.test, "test"), options.test)
+        used &= parts != "validation"
+        test = np.flatnonzero(parts == "test")
+    if options.label is not None:
+        gaps = _gaps(table.take(options.label, "label"))
+        if count := int((gaps & used).sum()):
+            notes.append(f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out.")
+        used &= ~gaps
+    _check_patterns(table, options)
+    kept = np.flatnonzero(used)
+    if not len(kept):
+        raise DataError(f"{name!r} has no row with a label that is for training or testing; correct its file.")
+    for column in wanted:
+        if column not in columns:
+            raise DataError(f"{name!r} must have a column {column!r}, but has {_some(list(columns))}.")
+        if reason := left_out(column, options) or table.dropped.get(column, ""):
+            raise DataError(f"The run uses column {column!r} of {name!r}, which is {reason}.")
+        values = typed(column, columns[column])[kept]
+        known_values = values[~_gaps(values)]
+        reason = _suspicion(column, known_values, len(different(known_values)), len(kept))
+        if reason and column not in options.keep:
+            raise DataError(f"The run uses column {column!r}, which is {reason}. Name it in data.keep to allow it.")
+    if test is not None:
+        test = np.flatnonzero(np.isin(kept, test)).astype(np.int64)
+        if not 0 < len(test) < len(kept):
+            raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
+    return OwnRows(kept, test, tuple(notes))
+
+
+def allowed(column: str, options: DataOptions) -> bool:
+    """Whether runs may use a column of a node's file: `keep` names or matches it, and it has no other role."""
+    roles = {options.label, options.group, options.id, options.test}
+    return bool(options.keep) and column not in roles and not left_out(column, options)
+
+
+def left_out(column: str, options: DataOptions) -> str:
+    """Why `drop` or `keep` makes a column no feature; "" if they do not."""
+    if any(_matches(pattern, column) for pattern in options.drop):
+        return "dropped as you said"
+    return "not in data.keep" if options.keep and not any(_matches(p, column) for p in options.keep) else ""
+
+
 def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool) -> str:
     """The label column: by type, else by name, else a table's last."""
     names = list(table.values)
@@ -250,14 +343,8 @@ def _classes(
 
 def _owners(values: np.ndarray, column: str, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the owners, the unseen ones last, and (n,) int64 owner of each row."""
-    gaps = _gaps(values)
-    if gaps.any():
-        raise DataError(
-            f"Column {column!r} (data.group) must name an owner in each row, but {gaps.sum()} of {len(gaps)} are "
-            "empty; "
-            "correct or drop those rows."
-        )
-    words = values.astype(np.int64) if values.dtype.kind == "f" and np.array_equal(values, np.floor(values)) else values
+    _refuse_unowned(values, column)
+    words = _whole(values)
     words = texts(column, words) if words.dtype.kind not in "biuf" else words
     names, codes = np.unique(words, return_inverse=True)
     if len(names) < 2 or len(names) > len(values) // 2:
@@ -274,11 +361,18 @@ def _owners(values: np.ndarray, column: str, options: DataOptions) -> tuple[tupl
     return tuple(order[number] for number in last), places[codes].astype(np.int64)
 
 
+def _refuse_unowned(values: np.ndarray, column: str) -> None:
+    """Raise DataError if the column of owners has gaps."""
+    if (gaps := _gaps(values)).any():
+        raise DataError(
+            f"Column {column!r} (data.group) must name an owner in each row, but {gaps.sum()} of {len(gaps)} are "
+            "empty; correct or drop those rows."
+        )
+
+
 def _split_parts(values: np.ndarray, column: str) -> np.ndarray:
     """(n,) "train", "test" or "validation" of each row."""
-    if values.dtype.kind == "f" and np.array_equal(values, np.floor(values)):
-        values = values.astype(np.int64)
-    words = [str(value).strip().lower() for value in values]
+    words = [str(value).strip().lower() for value in _whole(values)]
     odd = sorted(set(words) - _PARTS.keys())
     if odd:
         raise DataError(
@@ -286,6 +380,12 @@ def _split_parts(values: np.ndarray, column: str) -> np.ndarray:
             f"{odd[0]!r}."
         )
     return np.array([_PARTS[word] for word in words])
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """(n,) values, as integers if all are whole numbers."""
+    whole = values.dtype.kind == "f" and np.array_equal(values, np.floor(values))
+    return values.astype(np.int64) if whole else values
 
 
 def _outside_split(split: np.ndarray | None, y: np.ndarray, column: object) -> np.ndarray:
@@ -324,15 +424,10 @@ def _guess_time(columns: Mapping[str, np.ndarray], label: str) -> tuple[str, ...
 
 def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes: list[str]) -> dict[str, Kind]:
     """The kind of each feature. Other columns are dropped, with a reason."""
-    for setting, patterns in (("drop", options.drop), ("keep", options.keep)):
-        for pattern in patterns:
-            if not any(_matches(pattern, column) for column in table.values):
-                table.take(pattern, setting)  # raises
+    _check_patterns(table, options)
     for column in [*table.values]:
-        if any(_matches(pattern, column) for pattern in options.drop):
-            table.drop(column, "dropped as you said")
-        elif options.keep and not any(_matches(pattern, column) for pattern in options.keep):
-            table.drop(column, "not in data.keep")
+        if reason := left_out(column, options):
+            table.drop(column, reason)
     kinds: dict[str, Kind] = {}
     free: dict[str, str] = {}
     for column in [*table.values]:
@@ -362,6 +457,14 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     if not table.values:
         raise DataError(f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in data.keep.")
     return kinds
+
+
+def _check_patterns(table: _Candidates, options: DataOptions) -> None:
+    """Raise DataError if an entry of `drop` or `keep` fits no column that is left."""
+    for setting, patterns in (("drop", options.drop), ("keep", options.keep)):
+        for pattern in patterns:
+            if not any(_matches(pattern, column) for column in table.values):
+                table.take(pattern, setting)
 
 
 def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:

@@ -3,18 +3,21 @@
 Errors name file, column and row, and never show a value.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
 from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, refuse_rows
-from fedloom.data.hub import Hints, read_files
+from fedloom.data.hub import Hints, named_values, read_content, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
-from fedloom.data.tables import MISSING, RawTable, read_csv
+from fedloom.data.options import OwnFile
+from fedloom.data.roles import own_rows
+from fedloom.data.tables import MISSING, RawTable, is_number, read_csv, text_values, typed_values
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,19 @@ class DataSchema:
         return fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
 
 
-def read_rows(path: Path, schema: DataSchema, name: str) -> Dataset:
+def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = None) -> Dataset:
     """Labeled rows: a CSV or Parquet file, or a folder with one folder of PNG or JPEG files for each class. Columns
     that are not in the schema are ignored. The result is not standardized.
 
+    `own` are the settings of the file's owner, at a node.
+
     Raises:
-        DataError: the rows do not fit the schema.
+        DataError: the rows do not fit the schema, or as `own_rows`.
     """
+    if own is not None and schema.kind == "table":
+        return _read_own(path, schema, name, own)
+    if own is not None and (given := replace(own.options, label=None, missing="refuse").given()):
+        raise DataError(f"{given} of {name!r} apply to tables: leave them out, as the run uses images.")
     if schema.kind == "image" and path.is_dir() and not any(path.rglob("*.parquet")):
         return _read_image_folders(path, schema, name)
     if path.suffix == ".csv" and schema.kind == "table":
@@ -95,6 +104,50 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
     return _check_shape(path, schema, decode_images(files, channels=schema.shape[0]))
 
 
+def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Dataset:
+    """The rows of a table that their owner allows. Raises DataError."""
+    wanted, own = (
+        [column.name for column in schema.table],
+        replace(own, options=replace(own.options, label=schema.label)),
+    )
+    values, test = read_columns(path, name, words=[c.name for c in schema.table if isinstance(c, OneHot)])
+    found = own_rows(values, own, name, wanted=wanted, test=test)
+    columns = {}
+    for column in (*wanted, schema.label):
+        columns[column] = np.full_like(values[column], values[column][found.kept[0]])  # other rows need not fit
+        columns[column][found.kept] = values[column][found.kept]
+    for column in [] if schema.fill else wanted:
+        if columns[column].dtype.kind == "f" and (gaps := int(np.isnan(columns[column][found.kept]).sum())):
+            raise DataError(
+                f"Column {column!r} of {path} lacks {gaps} of {len(found.kept)} numbers: set missing in [data.{name}] "
+                "to median or most-frequent, or correct those rows."
+            )
+    x, y = _encode(path, schema, columns), _labels(path, schema, columns[schema.label])
+    return table_dataset(
+        name, np.ascontiguousarray(x[found.kept]), y[found.kept], schema.classes, schema.columns,
+        test=found.test, fill=schema.fill, notes=found.notes,
+    )  # fmt: skip
+
+
+def read_columns(path: Path, name: str, words: Collection[str] = ()) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+    """The columns of a table, and the row numbers of a test split that its files state. The columns named `words` of
+    one CSV file stay text, so that a code such as 01 is not a number.
+
+    Raises:
+        DataError: the file cannot be read, or has pictures.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name a file or folder with rows.")
+    if path.suffix == ".csv":
+        table = read_csv(path)
+        return {c: text_values(w) if c in words else typed_values(w) for c, w in table.items()}, None
+    content = read_content(path, name)
+    if content.images is not None:
+        raise DataError(f"{path} must hold a table, but it has pictures.")
+    columns = {column: content.values(column) for column in content.columns}
+    return columns | {c: named_values(columns[c], names) for c, names in content.named.items()}, content.test
+
+
 def _read_csv(path: Path, schema: DataSchema, *more: str) -> dict[str, np.ndarray]:
     table = read_csv(path, needed=[*(column.name for column in schema.table), *more])
     return {name: np.array(words, dtype=object) for name, words in table.items()}
@@ -117,9 +170,15 @@ def _encode(path: Path, schema: DataSchema, columns: Mapping[str, np.ndarray]) -
 def _labels(path: Path, schema: DataSchema, words: Sequence[str] | np.ndarray) -> np.ndarray:
     """(n,) int64 classes."""
     places = {name: k for k, name in enumerate(schema.classes)}
-    codes = np.array([places.get(str(word).strip() or MISSING, -1) for word in words], dtype=np.int64)
+    codes = np.array([places.get(_class_name(word, places), -1) for word in words], dtype=np.int64)
     refuse_rows(schema.label, f"one of the {len(places)} classes", codes < 0, where=f"{path}: ")
     return codes
+
+
+def _class_name(word: Any, classes: Collection[str]) -> str:
+    """A label as text; a whole number that is no class as it is, such as 1.0, without its point."""
+    name = str(word).strip() or MISSING
+    return str(int(float(name))) if name not in classes and is_number(name) and float(name).is_integer() else name
 
 
 def _read_image_folders(path: Path, schema: DataSchema, name: str) -> Dataset:

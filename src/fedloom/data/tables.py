@@ -16,6 +16,7 @@ MISSING = "?"
 """The category of missing text."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
+_BOOLEANS = {"True": True, "true": True, "TRUE": True, "False": False, "false": False, "FALSE": False}
 _MISSING_VALUES = {"", MISSING, ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None"}
 
 
@@ -83,6 +84,13 @@ def column_values(words: Sequence[str]) -> np.ndarray:
     except ValueError:
         return text_values(words)
     return text_values(words) if np.isnan(numbers).all() else numbers
+
+
+def typed_values(words: Sequence[str]) -> np.ndarray:
+    """`column_values`, or (n,) booleans if all words are true or false."""
+    values = column_values(words)
+    boolean = values.dtype.kind == "O" and all(value in _BOOLEANS for value in values)
+    return np.array([_BOOLEANS[value] for value in values]) if boolean else values
 
 
 def class_numbers(words: Sequence[str], what: str) -> tuple[np.ndarray, tuple[str, ...]]:

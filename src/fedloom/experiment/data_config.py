@@ -108,7 +108,8 @@ class DataConfig(Section):
             raise ValueError(f"{unused[0]} does not apply with row_schema, as nothing is partitioned: leave it out")
         given = [name for name in ("label", "group", "id", "drop", "keep", "test") if getattr(self, name)]
         if self.own and given:
-            raise ValueError(f"{given[0]} does not apply with row_schema, which names label and columns: leave it out")
+            where = "row_schema names it" if given[0] == "label" else "each node's owner sets it in node.toml"
+            raise ValueError(f"{given[0]} does not apply with row_schema: leave it out, as {where}")
         if self.own and self.server_rows not in (None, 0, "auto"):
             raise ValueError(
                 'with row_schema, the server\'s rows come from a file: set server_rows to "auto", or leave it out'

@@ -12,7 +12,7 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.party import Party
-from fedloom.data.dataset import DatasetLike
+from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment.build import pretrained_of, resolve, with_secret
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.plan import RunPlan
@@ -36,12 +36,14 @@ class NodeParty:
         facts: plain values that must be equal at coordinator and node; none is private.
         own: whether its rows are private.
         counts: numbers of training (or aligned) rows and of test rows, of private data; None for a data set.
+        notes: what was decided when private rows were read, for the node's owner.
     """
 
     party: Party[Any]
     facts: Mapping[str, Any]
     own: bool = False
     counts: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def build_party(
@@ -77,7 +79,8 @@ def build_party(
         plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
     plan.contexts[number] = replace(plan.contexts[number], privacy_budget=privacy_budget)
     party = plan.clients[number]()
-    return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.context))
+    notes = plan.data.dataset.notes if run.data.own and isinstance(plan.data.dataset, Dataset) else ()
+    return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.context), notes)
 
 
 def _counts(run: RunConfig, context: ClientContext) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ import torch
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, MessageError
 from fedloom.core.message import Limits, Tree
+from fedloom.data.options import OwnFile
 from fedloom.experiment.checkpoint import write_atomically
 
 _LIMITS: Final = Limits(max_bytes=1 << 40)
@@ -92,6 +93,7 @@ class PrivateData:
         id: id column; None for the run's setting.
         matched: the aligned rows; None before matching.
         split_seed: by which private rows are split into training and test rows; None for the run's seed.
+        own: the settings of the owner of `rows`, at a node.
     """
 
     set: str | None = None
@@ -101,6 +103,7 @@ class PrivateData:
     id: str | None = None
     matched: Matched | None = None
     split_seed: int | None = None
+    own: OwnFile | None = None
 
 
 def file_sha256(path: Path) -> str:

@@ -46,7 +46,7 @@ $methods
 dataset = "digits"
 # Or, instead, a file with rows of your own, which never leave this node.
 # rows = "mine.csv"
-# columns = ["age", "pressure"]  # that runs may use as input
+# keep = ["age", "pressure"]  # columns that runs may use as input
 # label = "outcome"  # that runs may use
 # score = false  # whether models may be scored on held-out rows of this file
 """)

@@ -13,6 +13,7 @@ from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
 from fedloom.data.dataset import Dataset, DatasetInfo
+from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
 from fedloom.data.stats import describe
@@ -264,7 +265,8 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
 def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns are standardized by the public rows, or without them by each party's own training rows.
+    Columns are standardized by the public rows, or without them by each party's own training rows, which also fill the
+    missing numbers of the party's own rows.
 
     Raises:
         ConfigError: a required file is not named.
@@ -272,16 +274,21 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
     """
     assert run.data.row_schema is not None
     form, name, device = run.data.row_schema.build(run.data.missing), run.data.name, run.engine.device
-    public = _public(run, files, form)
-    own = None if files.rows is None or (at is None and not run.data.server_rows) else read_rows(files.rows, form, name)
+    owner = files.own or OwnFile(DataOptions())
+    own_form = form if owner.missing is None else run.data.row_schema.build(owner.missing)
+    public, own = _public(run, files, form), None
+    if files.rows is not None and (at is not None or run.data.server_rows):
+        own = read_rows(files.rows, own_form, name, files.own)
     if own is None and (at is not None or run.data.server_rows):
         whose = "the server" if at is None else f"party {at}"
         raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
-    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed)
-    fill, shift, scale = form.scaling(public if len(public) else None if own is None else own.x[train])
+    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner)
+    fitted = public if len(public) else None if own is None else own.x[train]
+    public_fill, shift, scale = (form if len(public) else own_form).scaling(fitted)
     if form.fill:
-        public = np.where(np.isnan(public), fill, public)
-        own = own and replace(own, x=np.where(np.isnan(own.x), fill, own.x), fill="")
+        public = np.where(np.isnan(public), public_fill, public)
+    if own_form.fill and own is not None:
+        own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
     mine, tests = None, {}
     if own is not None:
@@ -329,7 +336,9 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
     return found[: run.data.public_rows]
 
 
-def _held_out(run: RunConfig, own: Dataset, at: int | None, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def _held_out(
+    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile
+) -> tuple[np.ndarray, np.ndarray]:
     """Indices of a party's training and test rows. The server trains on all its rows."""
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
@@ -338,7 +347,7 @@ def _held_out(run: RunConfig, own: Dataset, at: int | None, seed: int | None = N
         own.y,
         own.test,
         seed=run.seed if seed is None else seed,
-        fraction=data.test_fraction,
+        fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,
         limit=data.test_rows,
     )
     train = np.setdiff1d(np.arange(len(own.y)), every)

@@ -20,6 +20,7 @@ from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.core.scores import calibration_error
 from fedloom.data.encoder import TableEncoder
+from fedloom.data.options import GUESS
 from fedloom.data.party_files import PartyFile
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
@@ -223,7 +224,8 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     if matched is None:
         raise ConfigError("columns.private: rows of private columns are matched by the net engine: add --engine net")
     id = files.id or str(run.columns.id)
-    held = PartyFile.passive(files.rows, id, label) if party else PartyFile.active(files.rows, id, label)
+    options = GUESS if files.own is None else files.own.options
+    held = PartyFile.passive(files.rows, id, label, options) if party else PartyFile.active(files.rows, id, label)
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
         raise DataError(f"{files.rows} has fewer rows than were matched: start a new run.")

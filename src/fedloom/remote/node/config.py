@@ -10,9 +10,12 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError, did_you_mean
+from fedloom.core.errors import ConfigError, DataError, did_you_mean
 from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
+from fedloom.data.options import DataOptions, Missing, OwnFile
+from fedloom.data.roles import allowed, own_rows
+from fedloom.data.schema import read_columns
 from fedloom.experiment.build import SETTINGS
 from fedloom.experiment.config import RunConfig
 from fedloom.methods import registry
@@ -35,13 +38,24 @@ class NodeData(FileSection):
     public: RelativePath | None = None
     """A file with the run's public rows (rows)."""
     id: str | None = None
-    """The column of ids for alignment (rows); None for the run's `columns.id`."""
+    """The column that names each row (rows), never an input; where parties hold columns of their own, the column of ids
+    for alignment; None for the run's `columns.id`."""
     align: tuple[Literal["openmined", "plain"], ...] = ("openmined",)
     """Allowed backends of alignment (rows). `plain` sends the coordinator a hash of each id, which can be guessed."""
-    columns: tuple[str, ...] = ()
-    """Columns of a table that runs may use as input (rows). A run that names another is refused."""
+    keep: tuple[str, ...] = ()
+    """The only columns of a table that runs may use as input (rows); "*" stands for any text."""
+    drop: tuple[str, ...] = ()
+    """Columns that no run may use, of those in `keep` (rows)."""
     label: str | None = None
     """The column that runs may use as label (rows)."""
+    group: str | None = None
+    """The column of the rows' owners (rows)."""
+    owner: str | None = None
+    """The only owner in `group` whose rows are used (rows); None where the file has one owner."""
+    missing: Missing | None = None
+    """The replacement of a missing number (rows); None for the run's `data.missing`."""
+    test: float | str | None = None
+    """The share of test rows, or the column that says train or test (rows); None for the run's `data.test_fraction`."""
     score: bool = False
     """Whether the coordinator may have its models scored on held-out rows of this file (rows)."""
     looks: int = Field(100, ge=0)
@@ -53,6 +67,25 @@ class NodeData(FileSection):
     max_ids: int = Field(1_000_000, ge=1, le=MOST)
     """Limit of the coordinator's ids in an alignment (rows): it learns of each whether it is here."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_words(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "columns" in values:
+            raise ValueError("columns was renamed: write keep, as in [data] of a run")
+        return values
+
+    @field_validator("test", mode="before")
+    @classmethod
+    def _check_test(cls, test: Any) -> Any:
+        if isinstance(test, list | tuple):
+            raise ValueError(
+                "names of owners do not apply at a node, which has the rows of one owner: give a share, such as 0.3, "
+                "or the column that says train or test"
+            )
+        if isinstance(test, bool) or (isinstance(test, int | float) and not 0 < test < 1):
+            raise ValueError("a share must be above 0 and below 1")
+        return test
+
     @model_validator(mode="after")
     def _one(self) -> "NodeData":
         if (self.dataset is None) == (self.rows is None):
@@ -63,7 +96,19 @@ class NodeData(FileSection):
             raise ValueError("id needs rows; remove it, as a dataset needs no alignment")
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
+        words = ("keep", "drop", "label", "group", "owner", "missing", "test")
+        if self.rows is None and (given := [name for name in words if getattr(self, name)]):
+            raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
+        if self.owner is not None and self.group is None:
+            raise ValueError("owner needs group, the column that names the owner of each row")
         return self
+
+    @property
+    def own(self) -> OwnFile:
+        """How to read the file of this node's own rows."""
+        share, column = (None, self.test) if isinstance(self.test, str) else (self.test, None)
+        options = DataOptions(self.label, self.group, self.id, self.drop, self.keep, test=column)
+        return OwnFile(options, self.owner, self.missing, share)
 
 
 class NodeConfig(FileSection):
@@ -181,6 +226,11 @@ def _problems(config: NodeConfig) -> Iterator[str]:
         for key, path in (("rows", data.rows), ("public", data.public)):
             if path is not None and not path.exists():
                 yield f"[data.{name}] {key}: {path} does not exist"
+        if data.rows is not None and data.rows.suffix == ".csv" and data.rows.exists() and data.own.options.given():
+            try:
+                own_rows(read_columns(data.rows, name)[0], data.own, name)
+            except DataError as error:
+                yield f"[data.{name}] {error}"
 
 
 def check_policy(config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int) -> None:
@@ -217,10 +267,16 @@ def _violations(
         return
     data, form = config.data[run.data.name], run.data.row_schema
     if form is not None and form.kind == "table" and data.rows is not None:
-        asked = [column.name for column in form.columns]
-        if others := [name for name in asked if name not in data.columns]:
-            allowed = ", ".join(data.columns) or "none"
-            yield f"columns {', '.join(map(ascii, others))} of {run.data.name} are not allowed here; allowed: {allowed}"
+        options = data.own.options
+        if others := [column.name for column in form.columns if not allowed(column.name, options)]:
+            kept = ", ".join(data.keep) + (f", except {', '.join(data.drop)}" if data.drop else "")
+            names = ", ".join(map(ascii, others))
+            yield f"columns {names} of {run.data.name} are not allowed here; allowed: {kept if data.keep else 'none'}"
+        if data.missing is not None and (data.missing == "indicator") != (run.data.missing == "indicator"):
+            yield (
+                f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} in the run; indicator "
+                "must be set in both or in neither, as it adds columns"
+            )
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
     own = run.data.own or run.columns.private

@@ -285,12 +285,15 @@ class NodeService:
         try:
             matched = recall(store.folder, facts, data) if run.columns.private else None
             seed = None if self._secret is None or data.rows is None else split_seed(self._secret, data.rows)
-            files = PrivateData(data.dataset, data.root, data.rows, data.public, data.id, matched, seed)
+            own = None if data.rows is None else data.own
+            files = PrivateData(data.dataset, data.root, data.rows, data.public, data.id, matched, seed, own)
             place = build_party(run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data))
         except FedloomError as error:
             _log.error("building the party for a run of %s failed: %s", caller, error)
             words = "this node failed to build its party; the reason is in its log"
             raise CallRefused(rpc_errors.FAILED, words) from None
+        for note in place.notes:
+            _log.warning("%s: %s", run.data.name, note)
         if place.counts is not None:
             policy.check_row_count(self.config, *place.counts)
         return place
