@@ -1,5 +1,6 @@
 """Scores of a node's own rows: closed by default, blurred, counted; the attack that read rows by them learns none."""
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.evaluation import exact_scores
 from fedloom.experiment.build import build
 from fedloom.experiment.node_party import for_nodes
 from fedloom.experiment.private import PrivateData
@@ -16,7 +18,7 @@ from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.looks import FILE, SCALE, _keyed, _laplace
 from fedloom.remote.rpc_errors import CallRefused
 from tests.experiment.test_own_data import ALLOWED, rows, run
-from tests.node.hosts import RunRequest, doing, node, opening
+from tests.node.hosts import RunRequest, doing, node, opening, which
 
 Hosts = Callable[..., RunRequest]
 
@@ -132,6 +134,32 @@ def test_a_repeated_look_tells_nothing_new(hosts: Hosts) -> None:
     first, *others = (looked(ask, call, crafted(ask, 0.3)) for call in range(5))
     assert all(float(x["accuracy"]) == float(first["accuracy"]) for x in others)
     assert all(float(x["loss"]) == float(first["loss"]) for x in others)
+
+
+def test_exact_scores_of_all_kinds_are_written_for_the_owner_alone(hosts: Hosts) -> None:
+    ask = hosts(score=True)
+    found = looked(ask, 0, crafted(ask, 0.3))
+    assert {*found} == {"accuracy", "loss", "chance", "rows"}
+    (run_,) = ask.host._node_runs.values()
+    exact = exact_scores(run_.party, on="own", broadcast=crafted(ask, 0.3))
+    assert {*exact} == {"rows", "accuracy", "auc", "balanced accuracy", "loss", "calibration error"}
+    ask("do", doing(1, ask.host))
+    own = exact_scores(run_.party, on="own")
+    ask("close", which())
+    with (run_.store.folder / "scores.csv").open() as file:
+        asked, mine = csv.DictReader(file)
+    assert (asked.pop("round"), asked.pop("model")) == ("0", "as evaluated")
+    assert (mine.pop("round"), mine.pop("model")) == ("1", "the node's own")
+    assert {k: float(v) for k, v in asked.items()} == pytest.approx(exact, rel=1e-4)
+    assert {k: float(v) for k, v in mine.items()} == pytest.approx(own, rel=1e-4)
+
+
+def test_scores_that_cannot_be_written_end_no_call(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    ask = hosts(score=True)
+    (run_,) = ask.host._node_runs.values()
+    (run_.store.folder / "scores.csv").mkdir()
+    looked(ask, 0, crafted(ask, 0.3))
+    assert "were not written" in caplog.text
 
 
 def test_the_split_is_the_node_s_own(hosts: Hosts, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedloom.core.errors import MethodError
 from fedloom.core.message import Tree, map_tensors
 from fedloom.core.party import Party
+from fedloom.core.scores import scored
 
 MAX_LOSS: Final = 10.0
 """Upper clip on losses of private rows."""
@@ -90,6 +91,18 @@ def score(
         "chance": labels.bincount().max() / len(labels),
         "rows": len(party.context.tests[on]),
     }
+
+
+def exact_scores(
+    party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+) -> dict[str, float]:
+    """The number of rows, the accuracy and the scores of `fedloom.core.scores.scored`; arguments as in `predictions`.
+
+    They are for the owner of the rows: no engine runs this for a coordinator.
+    """
+    found: Any = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast, probabilities=True)
+    y, p = _labels(party, on).cpu().numpy(), found["probabilities"].double().cpu().numpy()
+    return {"rows": len(y), "accuracy": float((p.argmax(1) == y).mean()), **scored(y, p)}
 
 
 def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tree]:

@@ -5,6 +5,15 @@ All functions take the true classes `y` (n,), integers; most also take the proba
 
 import numpy as np
 
+SCORED = ("auc", "balanced accuracy", "loss", "calibration error")
+"""The names of `scored`, in its order."""
+
+
+def scored(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
+    """The AUC, balanced accuracy, log loss and calibration error."""
+    values = auc(y, p), balanced_accuracy(y, p.argmax(1)), log_loss(y, p), calibration_error(y, p)
+    return dict(zip(SCORED, values, strict=True))
+
 
 def auc(y: np.ndarray, p: np.ndarray) -> float:
     """Mean over the classes of the area under the ROC curve of class against rest; ties count half.

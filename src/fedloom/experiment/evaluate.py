@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fedloom.core import message, scores
+from fedloom.core import message
 from fedloom.core.engine import UNREACHABLE, Engine, Failure
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Shape, Template, Tree, floats
+from fedloom.core.scores import SCORED, scored
 from fedloom.experiment.metrics import ATTACK, GLOBAL, OWN, TRAINING
 from fedloom.experiment.plan import RunPlan
 
@@ -26,8 +27,6 @@ RESERVED = (
     *("balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
 )
 """Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
-SCORED = ("auc", "balanced accuracy", "loss", "calibration error")
-"""Scores of each client at the end of a horizontal run."""
 MAX_PROBABILITIES = 20_000_000
 """Maximum number of probabilities in memory."""
 SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
@@ -200,13 +199,7 @@ def client_scores(
             p = reply["probabilities"].cpu().numpy().astype(np.float64)
             if not np.isfinite(p).all():  # the client has diverged
                 continue
-            values = (
-                scores.auc(y, p),
-                scores.balanced_accuracy(y, p.argmax(1)),
-                scores.log_loss(y, p),
-                scores.calibration_error(y, p),
-            )
-            for name, value in zip(SCORED, values, strict=True):
+            for name, value in scored(y, p).items():
                 if np.isfinite(value):
                     found[name][i] = value
     return found

@@ -12,6 +12,7 @@ from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
+from fedloom.core.scores import SCORED
 from fedloom.data.dataset import Dataset, DatasetInfo
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
@@ -21,7 +22,6 @@ from fedloom.experiment.assignment import DataAssignment, digest, rows_of, sampl
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import (
     CHANCE,
-    SCORED,
     call_all,
     check_score,
     client_metrics,

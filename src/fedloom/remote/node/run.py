@@ -1,6 +1,7 @@
 """A run at a node: its party, its store, and the messages that peers may fetch."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from time import monotonic
 from typing import Any, Final
 
 from fedloom.core.errors import CheckpointError
+from fedloom.core.evaluation import exact_scores
 from fedloom.core.party import Party
 from fedloom.experiment.node_party import NodeParty
 from fedloom.remote import rpc_errors
@@ -17,6 +19,9 @@ from fedloom.remote.node.masking import SumKeeper
 from fedloom.remote.node.store import Store, StoredState
 from fedloom.remote.rpc_errors import CallRefused, superseded
 
+_log = logging.getLogger("fedloom.node")
+OWN: Final = "own"
+"""The name of a party's own test rows."""
 _KEY: Final = 256
 """Bytes that every reply left for peers counts in addition to its own."""
 
@@ -85,6 +90,16 @@ class NodeRun:
         """Drop replies left for peers, except those of calls `first` to `end - 1`."""
         self.left = {key: left for key, left in self.left.items() if first <= left[0] < end}
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
+
+    def write_scores(self, asked: Mapping[str, Any] | None = None) -> None:
+        """Write exact scores on this node's own test rows for its owner: of the model that the coordinator `asked` to
+        be scored, or of the node's own model. A page may fail to predict; then a warning is logged."""
+        how = {"on": OWN} if asked is None else {k: asked[k] for k in ("on", "eval_mode", "broadcast") if k in asked}
+        name = "the node's own" if asked is None else str(how.get("eval_mode") or "as evaluated")
+        try:
+            self.store.write_scores(self.last.round, name, exact_scores(self.party, **how))
+        except Exception as error:  # of the page, or a full disk: the owner's copy must not end the call
+            _log.warning("the scores of run %s were not written: %s", self.run[:8], error)
 
     def undo(self) -> None:
         """Restore the state on disk; if that fails, the run is over here until the next call loads it again."""

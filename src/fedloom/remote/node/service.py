@@ -395,6 +395,8 @@ class NodeService:
                         node_run.store.forget()
                         return "it had no calls"
                     node_run.store.write_model(node_run.party, node_run.place.facts)
+                    if node_run.place.own and node_run.party._network is not None:
+                        node_run.write_scores()
                     return f"the node's own model is in {node_run.store.folder}"
                 finally:
                     node_run.over = True

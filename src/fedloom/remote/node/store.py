@@ -6,6 +6,7 @@ for one that resumes from its last checkpoint. Every state file carries its chec
 nothing: repeated, it gives the same reply.
 """
 
+import csv
 import hashlib
 import json
 import os
@@ -114,6 +115,13 @@ class Store:
         tensors = {name: x.detach().clone().contiguous() for name, x in {**state["params"], **state["buffers"]}.items()}
         about = {name: str(facts[name]) for name in ("method", "network", "classes", "shape") if name in facts}
         write_atomically(self.folder / "model.safetensors", safetensors.torch.save(tensors, about))
+
+    def write_scores(self, round: int, model: str, scores: Mapping[str, float]) -> None:
+        """Append exact scores of a model on the node's own rows to `scores.csv`, for the node's owner."""
+        path = self.folder / "scores.csv"
+        lines = [] if path.exists() else [["round", "model", *scores]]
+        with path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([*lines, [round + 1, model, *(f"{value:.6g}" for value in scores.values())]])
 
     def forget(self) -> None:
         """Delete the run's folder if it holds the initial state only."""

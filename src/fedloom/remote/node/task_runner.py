@@ -140,6 +140,8 @@ def _task(
         raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such method") from None
     if isinstance(reply, Failure) and reply.trace:
         _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
+    if scored is not None and isinstance(reply, dict):
+        node_run.write_scores(given)
     if scored is not None and scored.secret is not None and isinstance(reply, dict):
         return blurred(reply, scored.secret, given, node_run.party.state())
     return reply
