@@ -4,6 +4,7 @@ VENV ?= .venv
 # On Linux the registry's torch brings CUDA (gigabytes). To take another build, name its index:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# Without --no-compile pip compiles every file of torch and the rest, half a minute; Python compiles what it imports.
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -40,10 +41,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install -c constraints.txt $(INDEX) -e .
+	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install -c constraints.txt $(INDEX) -e ".[dev]"
+	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e ".[dev]"
 	@touch $@ $(VENV)/.core
