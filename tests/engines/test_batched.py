@@ -611,6 +611,22 @@ def test_auto_leaves_convolutions_and_few_parties_in_turn_on_a_cpu() -> None:
     assert difference(loop, asked) < 1e-6
 
 
+def test_auto_runs_a_call_to_few_of_many_parties_in_turn_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(memory: Tensor, rows: list[int], *others: Any) -> list[Any]:
+        sizes.append(len(rows))
+        return run_vmapped(memory, rows, *others)
+
+    monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
+    for everything, expected in ((False, [9]), (True, [9, 7])):
+        sizes.clear()
+        engine = BatchedEngine([Asked(None, s) for s in contexts(9, make=net)], everything=everything)
+        for ids in (range(9), range(7)):
+            Federation(engine).call(ids, "ask")
+        assert sizes == expected
+
+
 def test_dropout_is_done_in_turn_with_the_same_draws() -> None:
     drop = lambda i: net(i, partial(nn.Dropout, 0.3))
     loop, *_ = run(LocalEngine, FEDAL, network=drop, batch_size=8)

@@ -90,18 +90,18 @@ class Batcher:
     """
 
     def __init__(self, parties: Mapping[int, Party[Any]], *, chunk_size: int | None, everything: bool) -> None:
-        self._parties, self._chunk_size = dict(parties), chunk_size
+        self._parties, self._chunk_size, self._everything = dict(parties), chunk_size, everything
         self._remarks: dict[str, None] = {}  # an ordered set
         self._same = SameContent()
         self.groups: dict[int, tuple[_Group, int]] = {}
         for alike in _alike(self._parties):
-            self._unite(alike, everything)
+            self._unite(alike)
 
-    def _unite(self, numbers: list[int], everything: bool) -> None:
+    def _unite(self, numbers: list[int]) -> None:
         first = self._parties[numbers[0]]
         if first._network is None or len(numbers) < 2:
             return
-        if first.context.device == "cpu" and not everything:
+        if first.context.device == "cpu" and not self._everything:
             slow = convolutional(first.net.module)
             if slow or len(numbers) < FEW:
                 why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
@@ -174,11 +174,12 @@ class Batcher:
 
     def _run_batch(self, batch: list[int], calls: "_Calls") -> dict[int, Tree | Failure]:
         """The replies of one batch; without those whose tasks must run in turn."""
+        group = self.groups[calls.tasks[batch[0]].party][0]
         batch = [n for n in batch if calls.finite(n)]  # in turn, the others refuse their own arguments
-        if len(batch) < 2:
+        if len(batch) < (2 if self._everything or group.memory.device.type != "cpu" else FEW):
             return {}
         tasks = [calls.tasks[n] for n in batch]
-        group, method = self.groups[tasks[0].party][0], tasks[0].method
+        method = tasks[0].method
         parties = [self._parties[task.party] for task in tasks]
         one_call = len({id(task.shared) for task in tasks}) == 1
         try:
