@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,10 @@ from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded
 from fedloom.core.message import Shape, floats
 from fedloom.experiment.reading import check
-from fedloom.methods import find
+from fedloom.methods import find, registry
+from fedloom.methods.vertical import proto_evfl
+from tests.methods.columns import Columns
+from tests.toy import Toy, common, contexts
 
 LIKE = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
 
@@ -92,25 +97,103 @@ def test_the_ledger_shows_masked_integers_and_nothing_else_going_up() -> None:
     assert 1.9 < found.summary["bytes"]["up"] / plain.summary["bytes"]["up"] < 2.6  # 8 bytes a number, and masks
 
 
-PAGES = {
-    "fedavg": {},
-    "fedavg-ft": {},
+PAGES: dict[str, dict[str, Any]] = {
+    "fedavg": {"batch_size": 16, "epochs": 1},
+    "fedavg-ft": {"batch_size": 16, "epochs": 1},
+    "fedlp": {"batch_size": 16, "epochs": 1},
+    "fedavg-adam": {"tau": 2},
     "per-fedavg": {},
-    "fedcp": {},
+    "fedcp": {"batch_size": 40},
+    "fedproto": {"batch_size": 40},
+    "augfl": {"lam": 0.0},
+    "fedal": {"adv": 0.0, "tau": 2},
     "fedmd": {},
     "fedmd-lf": {"tau": 2},
-    "augfl": {},
+    "cfd": {"tau": 2},
+    "fccl": {"tau": 2, "pretrain_steps": 2},
+    "fccl-plus": {"tau": 2},
+    "fedproto-public": {},
+    "proto-evfl": {},
+    "proto-student": {"pca_dim": 0, "prior": "mixed"},
 }
+"""The methods with secure sums, with settings for a short run."""
+NOTHING_TO_SUM = {"local", "kd-only", "server-ce-only", "local-only"}
+"""Configurations of these pages that send nothing."""
+BESIDE = {
+    "augfl": {"int64[]"},
+    "proto-evfl": {"float32[30,4]", "embedded float32[30,4]"},
+    "proto-student": {"float32[30,4]", "embedded float32[30,4]"},
+}
+"""What else these methods send up; docs/secure-sums.md says so."""
 
 
-@pytest.mark.parametrize("method", PAGES)
-def test_each_page_gives_nearly_the_plain_result_and_the_same_bits_isolated(method: str) -> None:
-    def of(engine: str, secure: bool) -> dict[str, Any]:
-        return run(engine, method, params={"secure": secure, **PAGES[method]}).summary  # type: ignore[no-any-return]
+def toy(name: str, *, secure: bool = True, **how: Any) -> Toy | Columns:
+    method, params = find(name), {"secure": secure, **PAGES[name]}
+    if method.setting == "vertical":
+        return Columns(method, 5, **params, **how)
+    places = contexts(4, make=common)
+    groups = {"groups": [0] * 4, "group_networks": [common], "public": places[0].public, "pretrained": common}
+    return Toy(method, client_contexts=places, server_side=groups, **params, **how)
 
-    secure, plain = of("local", True), of("local", False)
-    assert of("isolated", True)["state_sha256"] == secure["state_sha256"] != plain["state_sha256"]
-    assert abs(secure["accuracy"]["mean"] - plain["accuracy"]["mean"]) < 0.02
+
+def numbers(toy: Toy | Columns) -> dict[str, torch.Tensor]:
+    """All tensors of floats in everybody's state but the optimizers', after two rounds."""
+    found = toy.run(2).tensors() if isinstance(toy, Toy) else toy.run(2).states()
+    return {k: x for k, x in found.items() if isinstance(x, torch.Tensor) and x.is_floating_point() and ".opt" not in k}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) -> None:
+    secure, plain, isolated = toy(name), toy(name, secure=False), toy(name, isolated=True)
+    found, like, alike = numbers(secure), numbers(plain), numbers(isolated)
+    assert all(torch.equal(x, alike[k]) for k, x in found.items())
+    apart = {k: float((x - like[k]).abs().max()) for k, x in found.items() if x.numel() and not k.endswith("priors")}
+    assert 0 < max(apart.values()) < 0.01
+    up = {(e.kind, e.what) for e in secure.fed.ledger if e.sender in ("client", "party")}
+    assert {kind for kind, what in up if what.startswith("masked")} == {*find(name).client.SUMMED}
+    others = {what for kind, what in up if kind != "masks" and not what.startswith("masked")} - {"none"}
+    assert others == BESIDE.get(name, set())
+
+
+def test_no_class_disappears_by_the_rounding_of_a_sum_of_priors() -> None:
+    federation: Any = toy("proto-evfl")
+    rare = torch.tensor([1 - 1e-9, 1e-9, 0.0])
+    for m in federation.engine.ids:
+        federation.party(m).prior = rare
+    federation.active.prior = torch.tensor([0.9, 0.1, 0.0])
+    means = proto_evfl.mean_priors(federation.fed, federation.active, federation.engine.ids)
+    assert torch.equal(means.pop(0), rare)  # that of the active party's own columns
+    assert len(means) == 4 and all(float(p[1]) > 0 and float(p[2]) == 0 for p in means.values())
+
+
+@pytest.mark.parametrize("name", ["proto-evfl", "proto-student"])
+def test_a_party_s_own_prior_stays_with_it(name: str) -> None:
+    """Parties whose priors differ, but with one mean, look alike to the active party."""
+
+    def told(priors: list[list[float]]) -> torch.Tensor:
+        federation: Any = toy(name)
+        for m, prior in enumerate(priors):
+            federation.party(m + 1).prior = torch.tensor(prior)
+        means = proto_evfl.mean_priors(federation.fed, federation.active, federation.engine.ids)
+        return torch.stack([means[m] for m in range(1, 5)])
+
+    a, b, c = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]
+    found = told([a, a, b, c])
+    assert torch.equal(found, told([c, a, b, a])) and torch.equal(found[0], found[3])
+    assert torch.allclose(found[0], torch.tensor([0.375, 0.3125, 0.3125]))
+
+
+def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
+    """Both tables of docs/secure-sums.md together name every method once, and the first those that have them."""
+    text = (Path(__file__).parents[1] / "docs" / "secure-sums.md").read_text()
+    tables = re.findall(r"^\| (methods|methods without secure sums) \|.*\n((?:\|.*\n)+)", text, re.M)
+    named = [re.findall(r"`([a-z-]+)`", " ".join(row.split("|")[1] for row in rows.splitlines())) for _, rows in tables]
+    have, lack = named
+    assert sorted([*have, *lack]) == sorted(registry())
+    assert {*have} == {*PAGES}
+    configured = {name for name in registry() if "secure" in find(name).config.model_fields}
+    assert configured - {*PAGES} == {*NOTHING_TO_SUM, "feddf-al"}
+    assert all(find(name).client.SUMMED for name in PAGES)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +203,27 @@ def test_each_page_gives_nearly_the_plain_result_and_the_same_bits_isolated(meth
         ("fedmd", {"trust": "distance"}),
         ("fedmd", {"coding": "int8"}),
         ("fedmd", {"average": "probabilities"}),
+        ("fedal", {"adv": 0.0, "coding": "float16"}),
+        ("fccl", {"coding": "top-k", "top_k": 2}),
+        ("cfd", {"bits": 1}),
+        ("cfd", {"trust": "kernel"}),
         ("augfl", {"clients_per_round": 4}),
     ],
 )
 def test_what_needs_single_contributions_is_refused(method: str, params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="secure sums hide"):
         find(method).configure(params={"secure": True, **params})
+
+
+def test_a_page_that_also_sends_weights_refuses_secure_sums() -> None:
+    with pytest.raises(ConfigError, match="feddf-al also sends each client's weights"):
+        Toy(
+            find("feddf-al"),
+            make=common,
+            secure=True,
+            adv=0.0,
+            server_side={"groups": [0] * 4, "group_networks": [common]},
+        )
 
 
 def test_rules_that_compare_single_weights_are_refused() -> None:

@@ -78,6 +78,12 @@ def test_so_have_other_pages(method: str, field: Path) -> None:
     same(at(run, field).summary, execute(run).summary)
 
 
+def test_so_have_priors_of_nodes_beside_those_of_the_active_party(field: Path) -> None:
+    params = {"secure": True, "steps": 2, "epochs": 1}
+    run = run_of(1, method="proto-evfl", params=params, data={"clients": 5, "test_rows": 50})
+    same(at(run, field).summary, execute(run).summary)
+
+
 def test_also_where_replies_are_lost_or_not_finite(field: Path) -> None:
     run = run_of(6, faults={"dropout": 0.1, "nan": 0.1, "late": 0.05}, seed=3)
     here, there = execute(run), at(run, field)

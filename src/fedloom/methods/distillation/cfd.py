@@ -66,10 +66,12 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
             )
         if self.delta_coding and self.bits is None and self.bits_down is None:
             raise ValueError("params.delta_coding = true needs quantized labels: set params.bits or params.bits_down")
+        if self.secure and self.bits is not None:
+            raise ValueError("secure sums hide the single labels that the server decodes: leave params.bits out")
         return self
 
     def answer_template(self, classes: int) -> Template:
-        """Template of a client's answer on a batch."""
+        """Template of a client's answer on a batch; with secure sums probabilities."""
         if self.bits is None:
             return self.template(classes)
         if self.delta_coding:
@@ -105,7 +107,7 @@ def encode_answer(
     """
     cfg = client.cfg
     if cfg.bits is None:
-        return cfg.encode(logits), sent
+        return F.softmax(logits, -1) if cfg.secure else cfg.encode(logits), sent
     labels = quantized(F.softmax(logits, -1), cfg.bits)
     if not cfg.delta_coding:
         return pack(labels, cfg.bits), sent
@@ -136,6 +138,7 @@ class CFDClient(Party[CFDConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "sent", "heard")
     CALLS = ("local_train", "introduce", "predict", "distil")
+    SUMMED = ("predict",)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -167,7 +170,7 @@ class CFDBlackBox(Party[CFDConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "heard")
-    CALLS = CFDClient.CALLS
+    CALLS, SUMMED = CFDClient.CALLS, CFDClient.SUMMED
     introduce = trust.introduce
     local_train, infer = steps.refit, steps.evaluation_log_probs
 
@@ -277,9 +280,12 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     template, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg)
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
-        check = partial(server.check, **batch)
-        replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, min_replies=least)
-        answers = server.decode(chosen, replies, **batch)
+        if cfg.secure:
+            found = fed.sum(chosen, "predict", shared=batch, expect=template)
+            answers = {} if found is None else dict.fromkeys(found.ids, found.mean)
+        else:
+            ask: Any = {"shared": batch, "each": each, "expect": template, "check": partial(server.check, **batch)}
+            answers = server.decode(chosen, fed.call(chosen, "predict", **ask, min_replies=least), **batch)
         if not answers:
             continue
         server.learn(answers, **batch)

@@ -106,6 +106,7 @@ class FCCLClient(Party[FCCLConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "pretrained")
     CALLS = ("local_train", "predict", "distil")
+    SUMMED = ("predict",)
 
     def setup(self) -> None:
         """The network; `pretrained` is empty before the first round, then "done", with the weights if needed."""
@@ -203,6 +204,10 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
     answer, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg, 2)
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
+        if cfg.secure:
+            if (found := fed.sum(list(trained), "predict", shared=batch, expect=answer)) is not None:
+                fed.call(found.ids, "distil", shared={**batch, "mean": found.mean})
+            continue
         answers = fed.call(trained, "predict", shared=batch, expect=answer, min_replies=least)
         if answers:
             fed.call(answers, "distil", shared={**batch, "mean": server.mean(answers)})

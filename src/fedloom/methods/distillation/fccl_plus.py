@@ -101,6 +101,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "predict", "distil")
+    SUMMED = ("predict",)
 
     def setup(self) -> None:
         """Its network, with separate features and head."""

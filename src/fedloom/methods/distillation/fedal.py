@@ -79,14 +79,13 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     """Clipping norm of each row of the server's gradient at a client; None for no clipping."""
     variances: bool = False
     """Whether parties note the variance of each term's gradient between batches, (46)-(51)."""
-    secure: bool = False
-    """Whether the server learns the clients' mean logits only, by a secure sum. Needs adv = 0."""
 
     @model_validator(mode="after")
     def _all_or_each(self) -> "FedALConfig":
-        plain = self.trust == "uniform" and self.coding == "float32" and self.averages_logits
-        if self.secure and (self.adv or not plain):
-            raise ValueError("secure sums hide single answers: set adv = 0, and leave trust, coding and average out")
+        if self.secure and (self.adv or not self.averages_logits):
+            raise ValueError(
+                "secure sums hide the single answers that adv compares: set adv = 0, and leave average out"
+            )
         if self.robust != "none" and self.include_self is False:
             raise ValueError("no client can remove its answer from a robust mean: leave params.include_self out")
         return self

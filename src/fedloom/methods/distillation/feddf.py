@@ -66,6 +66,9 @@ class FedAvgAdamConfig(robust.RobustSettings, TrainingConfig):
 
     tau: int = Field(10, ge=1)
     """Local steps in a round (τ)."""
+    secure: bool = False
+    """Whether the server learns only each group's mean model and the number of all its rows: secure sums, each of at
+    least 3 participants."""
 
 
 class FedDFConfig(trust.TrustSettings, TrainingConfig):
@@ -86,6 +89,7 @@ class FedDFClient(Party[TrainingConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "group")
     CALLS = ("introduce", "update")
+    SUMMED = ("update",)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -281,8 +285,20 @@ def trained(fed: Federation, server: Any, clients: Sequence[int], cfg: TrainingC
 
 def average_round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedAvgAdamConfig, t: int) -> Iterator[str]:
     """One round of `fedavg-adam`."""
-    server.average(trained(fed, server, clients, cfg, t))
+    if cfg.secure:
+        secure_means(fed, server, fed.sample(clients, cfg.clients_per_round, t), t)
+    else:
+        server.average(trained(fed, server, clients, cfg, t))
     yield "average"
+
+
+def secure_means(fed: Federation, server: Any, chosen: Sequence[int], t: int) -> None:
+    """Set the model of each group to the mean of its clients', weighted by rows, by a secure sum."""
+    for group, model in server.models.items():
+        members = [n for n in chosen if str(server.context.groups[n]) == group]
+        like = {**model, "rows": Shape("int64")}
+        if members and (found := fed.sum(members, "update", shared={"t": t, **model}, expect=like, weight="rows")):
+            server.models = {**server.models, group: found.mean}
 
 
 def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: FedDFConfig, t: int) -> Iterator[str]:

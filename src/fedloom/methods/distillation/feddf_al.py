@@ -29,7 +29,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from fedloom.core.page import Adam, Federation, Party, Tree
+from fedloom.core.page import Adam, ConfigError, Federation, Party, Tree
 from fedloom.methods.distillation import fedal, feddf, trust
 from fedloom.methods.distillation.fedal import FedALConfig
 from fedloom.methods.distillation.steps import public_batch
@@ -45,7 +45,15 @@ class FedDFALClient(Party[FedALConfig]):
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """The network that its group begins with, FedAL's `reference`, and the group's number."""
+        """The network that its group begins with, FedAL's `reference`, and the group's number.
+
+        Raises:
+            ConfigError: `secure` is set, which would hide the logits and not the weights.
+        """
+        if self.cfg.secure:
+            raise ConfigError(
+                "feddf-al also sends each client's weights, which params.secure does not hide: leave it out"
+            )
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
         self.group = self.context.group  # as state, so that an engine can batch clients of several groups

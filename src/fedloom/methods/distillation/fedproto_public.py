@@ -38,9 +38,9 @@ from fedloom.methods import robust
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
 from fedloom.methods.steps import HEAD, Features, linear
 
-LARGEST = 1e4
-"""Features are clipped to ± this: far above the features of a network that trains, and so small that the square of a
-gradient, of which Adam keeps a mean, cannot overflow float32."""
+LARGEST = 2.0**13
+"""Features are clipped to ± this, as in a secure sum: far above the features of a network that trains, and so small
+that the square of a gradient, of which Adam keeps a mean, cannot overflow float32."""
 
 
 class FedProtoPublicConfig(robust.RobustSettings, TrainingConfig):
@@ -48,6 +48,8 @@ class FedProtoPublicConfig(robust.RobustSettings, TrainingConfig):
 
     lam: float = Field(1.0, ge=0)
     """λ: weight of the distance to the others' mean features."""
+    secure: bool = False
+    """Whether the server learns only the clients' mean features: a secure sum, of at least 3 participants."""
     FEATURE_DIM: ClassVar[str] = "feature_dim"
     feature_dim: int | None = Field(None, ge=1)
     """Common feature dimension d, by a linear layer after each network's features; None for the features themselves."""
@@ -80,6 +82,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "embed", "align")
+    SUMMED = ("embed",)
 
     def setup(self) -> None:
         """The initial network."""
@@ -158,6 +161,10 @@ def round(
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
         template, least = floats(cfg.batch_size, server.width), robust.least_replies(cfg, 2)
+        if cfg.secure:
+            if (found := fed.sum(chosen, "embed", shared=batch, expect=template)) is not None:
+                fed.call(found.ids, "align", shared={**batch, "n": len(found.ids), "mean": found.mean})
+            continue
         features = fed.call(chosen, "embed", shared=batch, expect=template, min_replies=least)
         if not features:
             continue

@@ -102,6 +102,10 @@ class TrustSettings(robust.RobustSettings):
                 f"params.trust = {self.trust!r} weighs a client by what it knows, and params.robust = {self.robust!r} "
                 "counts all alike: set one of the two; params.trust_cap bounds a client's weight"
             )
+        if self.trust != "uniform" and getattr(self, "secure", False):
+            raise ValueError(
+                f"secure sums hide the single answers that params.trust = {self.trust!r} weighs: set one of the two"
+            )
         return self
 
     @property

@@ -55,6 +55,9 @@ class FedProtoConfig(robust.RobustSettings, MetaConfig):
     """λ: weight of the distance to the global prototypes."""
     predict: Literal["prototype", "classifier"] = "prototype"
     """Prediction by the nearest global prototype, or by the network's last layer."""
+    secure: bool = False
+    """Whether the server learns only the global prototypes and the shares of the classes in all rows: a secure sum, of
+    at least 3 participants."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -78,6 +81,7 @@ class FedProtoClient(Party[FedProtoConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
     CALLS = ("update",)
+    SUMMED = ("update",)
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""
@@ -85,13 +89,17 @@ class FedProtoClient(Party[FedProtoConfig]):
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
     def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `heard`, if there are any, and compute own ones."""
+        """LocalUpdate: train near the global prototypes `heard`, if there are any, and compute own ones; for a secure
+        sum each times the share of its class in the own rows."""
         cfg = self.cfg
         self._receive(heard)
         steps.reset_optimizer(self)
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
             self.train(self._batch_loss, self.epochs(n, size=cfg.batch_size))
         prototypes, counts = self._own_prototypes()
+        if cfg.secure:
+            shares = counts / counts.sum().clamp(min=1)
+            return {"prototypes": prototypes * shares[:, None], "shares": shares, "rows": counts.sum()}
         return {"prototypes": prototypes, "counts": counts}
 
     def _receive(self, prototypes: Mapping[str, Any]) -> None:
@@ -171,10 +179,18 @@ class FedProtoServer(Party[FedProtoConfig]):
             mean_of = partial(robust.mean_answer, cfg=self.cfg, of="values")
             mean, enough = robust.by_class(sent, counts[..., 0] > 0, mean_of, robust.least_replies(self.cfg))
             total = total * enough[:, None]
-        before = self.prototypes or {"prototypes": torch.zeros_like(mean), "known": torch.zeros_like(total[:, 0] > 0)}
+        self._keep(mean, total[:, 0] > 0)
+
+    def divide(self, prototypes: Tensor, shares: Tensor) -> None:
+        """(6) from a secure sum: the mean over all rows of prototypes (K, d) times shares, and of shares (K,)."""
+        self._keep(prototypes / torch.where(shares > 0, shares, 1.0)[:, None], shares > 0)
+
+    def _keep(self, mean: Tensor, found: Tensor) -> None:
+        """Replace the prototypes of the classes in the mask `found` (K,) by those in `mean` (K, d)."""
+        before = self.prototypes or {"prototypes": torch.zeros_like(mean), "known": torch.zeros_like(found)}
         self.prototypes = {
-            "prototypes": torch.where(total > 0, mean, before["prototypes"]),
-            "known": before["known"] | (total[:, 0] > 0),
+            "prototypes": torch.where(found[:, None], mean, before["prototypes"]),
+            "known": before["known"] | found,
         }
 
 
@@ -194,6 +210,13 @@ def round(
     classes = server.context.classes
     template = {"prototypes": floats(classes, None), "counts": Shape("int64", classes)}
     shared = {"t": t, "heard": server.prototypes}
+    if cfg.secure:
+        width = Features(server.context.build()).width
+        like = {"prototypes": floats(classes, width), "shares": floats(classes), "rows": Shape("int64")}
+        if (sums := fed.sum(chosen, "update", shared=shared, expect=like, weight="rows")) is not None:
+            server.divide(**sums.mean)
+        yield "round"
+        return
     replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=robust.least_replies(cfg))
     if replies:
         server.average(replies)

@@ -46,10 +46,11 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
-    CALLS = ("introduce", "improve")
+    CALLS = ("introduce", "improve", "estimate")
+    SUMMED = ("estimate",)
     prototypes: Tensor
     prior: Tensor
-    introduce, alone, contribution = proto.introduce, proto.alone, proto.contribution
+    introduce, estimate, alone, contribution = proto.introduce, proto.estimate, proto.alone, proto.contribution
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
@@ -66,7 +67,7 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
             number, everybody = proto.local_steps(self), cfg.local_rows == "all"
             for x in self.context.unlabeled(t, steps=number, size=cfg.batch_size, aligned=everybody):
                 self.minimize(self._cost, x)
-        return {"embedded": proto.sent_embeddings(self, "embeddings", t), "prior": self.prior}
+        return proto.improved(self, t)
 
     def _cost(self, x: Tensor) -> Tensor:
         return proto.transport_cost(self.model(x), self.prototypes, self.prior, self.cfg)
@@ -198,6 +199,17 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         return {"prototypes": dict(zip(contributions, sent * (self.prior > 0)[:, None], strict=True))}
 
 
+def mean_priors(fed: Federation, active: ProtoEVFLActive, parties: Sequence[int]) -> dict[int, Tensor]:
+    """With `secure`: the mean prior (Z,) of the other organizations in place of each one's, by a secure sum; and that
+    of the active party's own columns. A sum rounds to steps of 6e-8, by which no class may disappear."""
+    expect = floats(active.context.classes)
+    near = fed.call([m for m in parties if m in fed.colocated], "estimate", expect=expect)
+    found = fed.sum([m for m in parties if m not in fed.colocated], "estimate", expect=expect)
+    if found is None:
+        return near
+    return {**near, **dict.fromkeys(found.ids, found.mean.clamp_min(1e-7) * (active.prior > 0))}
+
+
 def round(
     fed: Federation, active: ProtoEVFLActive, parties: Sequence[int], cfg: proto.ProtoEVFLConfig, t: int
 ) -> Iterator[str]:
@@ -216,9 +228,10 @@ def round(
         "improve",
         shared={"t": t, "prior": active.prior},
         each={m: prototypes[m] for m in parties},
-        expect={"embedded": embeddings, "prior": floats(classes)},
+        expect={"embedded": embeddings} if cfg.secure else {"embedded": embeddings, "prior": floats(classes)},
     )
-    active.store({m: r["embedded"] for m, r in replies.items()}, {m: r["prior"] for m, r in replies.items()})
+    priors = mean_priors(fed, active, parties) if cfg.secure else {m: r["prior"] for m, r in replies.items()}
+    active.store({m: r["embedded"] for m, r in replies.items()}, priors)
     active.learn(t)
     active.move_prototypes()
     yield "round"

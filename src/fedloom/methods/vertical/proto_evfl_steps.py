@@ -78,6 +78,9 @@ class ProtoEVFLConfig(MethodConfig):
     """Standard deviation of Gaussian noise on sent embeddings (κ). Centered embeddings have standard deviation 1."""
     prototype_noise: float = Field(0.0, ge=0)
     """Standard deviation of Gaussian noise on sent prototypes."""
+    secure: bool = False
+    """Whether the active party learns only the mean prior of the others: a secure sum, of at least 3 besides it.
+    Embeddings are sent as before."""
     rollback: bool = True
     """Whether a passive party restores its previous extractor if the new one collapses."""
 
@@ -242,6 +245,18 @@ def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
     party.note("norm of prototypes", mu[present].norm(dim=-1).mean())
     party.note("collapsed", float(result))
     return result
+
+
+def improved(party: Any, t: int) -> dict[str, Tensor]:
+    """A passive party's reply after its local training: embeddings (N_a, d), and unless `secure` its prior (Z,)."""
+    embedded = {"embedded": sent_embeddings(party, "embeddings", t)}
+    return embedded if party.cfg.secure else {**embedded, "prior": party.prior}
+
+
+def estimate(party: Any) -> Tensor:
+    """The party's prior (Z,), to be added up."""
+    prior: Tensor = party.prior
+    return prior
 
 
 def sent_embeddings(party: Party[Any], purpose: str, t: int = 0) -> Tensor:

@@ -54,10 +54,11 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
-    CALLS = ("introduce", "improve")
+    CALLS = ("introduce", "improve", "estimate")
+    SUMMED = ("estimate",)
     prototypes: Tensor
     prior: Tensor
-    introduce, alone, contribution = proto.introduce, proto.alone, proto.contribution
+    introduce, estimate, alone, contribution = proto.introduce, proto.estimate, proto.alone, proto.contribution
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
@@ -74,7 +75,7 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
         self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)
         with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):
             self._fit(t)
-        return {"embedded": proto.sent_embeddings(self, "embeddings", t), "prior": self.prior}
+        return proto.improved(self, t)
 
     def _fit(self, t: int) -> None:
         """Learn the pseudo-labels of the most confident rows."""
