@@ -153,7 +153,7 @@ def test_means_are_weighted_by_rows_among_tops_of_one_shape() -> None:
         m: {f"{HEAD}weight": torch.full((2, width), v), "local_projector.0.weight": torch.tensor([v])}
         for m, (width, v) in enumerate(zip(widths, values, strict=True))
     }
-    found = top_means(tops, rows)
+    found = top_means(tops, rows, FedHSSLConfig())
     for m, expected in enumerate((2.0, 2.0, 7.0)):
         assert all((v == expected).all() for v in found[m]["top"].values())
         assert found[m]["top"][f"{HEAD}weight"].shape == (2, widths[m])

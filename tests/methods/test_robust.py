@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
@@ -14,6 +16,9 @@ from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
 from fedloom.methods import robust
 from fedloom.methods.distillation import trust
+from fedloom.methods.vertical import fedhssl
+from fedloom.models.parts import Classifier
+from tests.methods.columns import FEATURES, WIDTH, Columns
 from tests.toy import Toy, common, contexts
 
 SERVERS: dict[str, dict[str, Any]] = {
@@ -43,8 +48,8 @@ PEERS: dict[str, dict[str, Any]] = {
     "cobo": {},
 }
 """The methods in which each peer averages."""
-WITHOUT = {"fens-student", "fedpcl", "dispfl", "dispfl-afind", "fedfomo", "fedfomo-afind", "federico", "dpfl"}
-"""Methods outside of the vertical family that have no robust rule; docs/robust.md says why."""
+NOTHING_TO_COMBINE = {"local", "alone", "kd-only", "server-ce-only", "local-only"}
+"""Configurations of pages with rules in which nothing is averaged."""
 
 
 def toy(name: str, rule: str, liars: tuple[int, ...] = (), n: int = 7, f: int = 1, **params: Any) -> Toy:
@@ -245,7 +250,76 @@ def test_the_engines_agree_under_a_rule() -> None:
         assert all(torch.allclose(plain[k], batched[k], atol=1e-5) for k in plain)
 
 
-def test_every_other_page_is_named_as_one_without() -> None:
-    every = {name for name, method in methods.registry().items() if method.family != "vertical"}
-    without = {name for name in every if "robust" not in methods.find(name).config.model_fields}
-    assert without == WITHOUT
+def test_the_docs_say_for_each_method_whether_it_has_rules() -> None:
+    """Both tables of docs/robust.md together name every method once, and the first those that have them."""
+    text = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
+    tables = re.findall(r"^\| methods(?: without a rule)? \|.*\n((?:\|.*\n)+)", text, re.M)
+    have, lack = ([*re.findall(r"`([a-z-]+)`", " ".join(r.split("|")[1] for r in t.splitlines()))] for t in tables)
+    assert sorted([*have, *lack]) == sorted(methods.registry())
+    configured = {name for name in methods.registry() if "robust" in methods.find(name).config.model_fields}
+    assert {*have} <= configured
+    assert configured - {*have} == NOTHING_TO_COMBINE
+
+
+RULES = ("median", "trimmed", "krum", "multikrum", "clip", "centered")
+
+
+def test_the_mean_prior_of_proto_evfl_withstands_f_liars_and_no_more() -> None:
+    """A prior is a distribution, so a liar moves their mean by 1 / n at most; a rule leaves it less."""
+    honest = torch.softmax(0.1 * torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), -1)
+    sure = torch.tensor([0.0, 0.0, 1.0])
+
+    def moved(rule: str, liars: int, f: int = 1) -> float:
+        active = Columns(methods.find("proto-evfl"), 7, robust=rule, robust_f=f).active
+        active.store({}, {m: sure if m < liars else p for m, p in enumerate(honest)})
+        active.move_prototypes()
+        return float((active.prior - honest[liars:].mean(0)).abs().max())
+
+    assert moved("none", 1) > 0.09
+    for rule in RULES:
+        assert moved(rule, 1) < 0.05, rule
+    assert moved("trimmed", 2) > 0.09 > 0.05 > moved("trimmed", 2, f=2)
+
+
+def test_a_liar_neither_adds_nor_removes_a_class_of_priors() -> None:
+    """Parties leave out classes of which the prior is 0, and those without aligned rows have no prototype."""
+    for rule in ("none", *RULES):
+        active = Columns(methods.find("proto-evfl"), 7, rare=[2], robust=rule).active
+        nobody = torch.tensor([1.0, 0.0, 0.0])
+        active.store({}, {**dict.fromkeys(range(6), nobody), 6: torch.tensor([0.0, 0.0, 1.0])})
+        assert ((active.mean_prior() > 0) == torch.tensor([True, True, False])).all(), rule
+
+
+def test_the_mean_top_of_fedhssl_withstands_f_liars_and_no_more() -> None:
+    tops = {m: {f"{fedhssl.HEAD}weight": torch.full((2, 3), 1 + 0.1 * m)} for m in range(8)}
+    tops[7] = {f"{fedhssl.HEAD}weight": torch.ones(2, 4)}  # of another shape, alone
+
+    def largest(rule: str, liars: int, f: int = 1) -> float:
+        cfg: Any = methods.find("fedhssl").configure(params={"robust": rule, "robust_f": f})
+        lies = {m: {k: 1e6 * x for k, x in tops[m].items()} for m in range(liars)}
+        found: Any = fedhssl.top_means({**tops, **lies}, dict.fromkeys(tops, 10), cfg)
+        assert {*found} == {*range(8 if rule == "none" else 7)}  # one alone is too few for a rule, and keeps its own
+        return max(float(x.abs().max()) for m in found for x in found[m]["top"].values())
+
+    assert largest("none", 1) > 1e5 < largest("trimmed", 2)
+    for rule in RULES:
+        assert largest(rule, 1) < 2, rule
+    assert largest("trimmed", 2, f=2) < 2
+
+
+def test_a_round_of_fedhssl_withstands_a_liar() -> None:
+    def largest(rule: str, liars: tuple[int, ...]) -> float:
+        faults = Faults(liars=liars, lie="huge")
+        few = {"steps": 2, "epochs": 1, "pretrain_rounds": 1, "projection_dim": 8}
+        toy = Columns(methods.find("fedhssl"), 5, make=whole, faults=faults, robust=rule, **few).run(1)
+        return max(float(x.abs().max()) for k, x in toy.party(0).params.items() if k.startswith(fedhssl.TOP))
+
+    assert largest("none", ()) < 5 and largest("none", (2,)) > 1000
+    assert largest("median", (2,)) < 5
+
+
+def whole(m: int) -> nn.Module:
+    """Party m's extractor, with a last layer `head`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(300 + m)
+        return Classifier(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh()), 6, WIDTH)

@@ -77,10 +77,13 @@ def least_replies(cfg: Any, least: int = 1) -> int:
     return max(least, needed(cfg.robust, cfg.robust_f))
 
 
-def combined(trees: Sequence[Any], rows: Sequence[int], cfg: Any, center: Mapping[str, Any]) -> Any:
-    """The mean of trees of one structure, weighted by rows; or by the rule around `center`, without row counts."""
+def combined(trees: Sequence[Any], rows: Sequence[int], cfg: Any, center: Mapping[str, Any] | None) -> Any:
+    """The mean of trees of one structure, weighted by rows; or by the rule around `center`, without row counts. Without
+    a center it is the median."""
     if cfg.robust == "none":
         return weighted_mean(trees, rows)
+    if center is None:
+        center = combine_trees(trees, "median", f=cfg.robust_f, center=trees[0])
     return combine_trees(trees, cfg.robust, f=cfg.robust_f, center=center)
 
 

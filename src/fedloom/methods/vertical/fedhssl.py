@@ -41,12 +41,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.page import Federation, Method, MethodError, Party, Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.page import Federation, Method, MethodError, Party, Shape, Template, Tree, floats
+from fedloom.methods import robust
 from fedloom.methods.vertical import self_supervision as selfsup
 from fedloom.methods.vertical import steps
 
 
-class FedHSSLConfig(steps.SplitConfig):
+class FedHSSLConfig(robust.RobustSettings, steps.SplitConfig):
     """Settings of FedHSSL."""
 
     optimizer: Literal["adamw", "sgd"] = "sgd"
@@ -257,16 +258,21 @@ class FedHSSLActive(Party[FedHSSLConfig]):
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
+        robust.check(self)
         self.network(steps.top_model(self, self.context.parties * self.cfg.sent), self.cfg.optimize(active=True))
 
 
-def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) -> dict[int, dict[str, Tree]]:
-    """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape."""
+def top_means(
+    tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int], cfg: FedHSSLConfig
+) -> dict[int, dict[str, Tree]]:
+    """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape; or by the
+    robust rule, if there are enough for it."""
     alike: dict[torch.Size, list[int]] = {}
     for m, top in tops.items():
         alike.setdefault(top[f"{HEAD}weight"].shape, []).append(m)
-    means = [(group, weighted_mean([tops[m] for m in group], [rows[m] for m in group])) for group in alike.values()]
-    return {m: {"top": mean} for group, mean in means for m in group}
+    groups = [group for group in alike.values() if len(group) >= robust.least_replies(cfg)]
+    means = [robust.combined([tops[m] for m in group], [rows[m] for m in group], cfg, None) for group in groups]
+    return {m: {"top": mean} for group, mean in zip(groups, means, strict=True) for m in group}
 
 
 # -- the round -----------------------------------------------------------------------------------------------------
@@ -293,8 +299,8 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
             template: Template = {"top": top_template(cfg), "rows": Shape("int64")}
             replies = fed.call(parties, "top", expect=template, min_replies=1)
             rows = {m: int(reply["rows"]) for m, reply in replies.items() if reply["rows"] > 0}  # valid weights only
-            if rows:
-                fed.call(list(rows), "share", each=top_means({m: replies[m]["top"] for m in rows}, rows), expect=None)
+            if means := top_means({m: replies[m]["top"] for m in rows}, rows, cfg):
+                fed.call(list(means), "share", each=means, expect=None)
     else:
         numbers = range((t - cfg.pretrain_rounds) * cfg.epochs, (t - cfg.pretrain_rounds + 1) * cfg.epochs)
         steps.passes(fed, active, parties, numbers, width=cfg.sent, min_replies=active.context.parties)

@@ -34,9 +34,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, floats
+from fedloom.methods import robust
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical import proto_evfl_steps as proto
 from fedloom.methods.vertical import steps
+
+LEAST = 1e-7
+"""The smallest mean prior of a class with aligned rows: where it is 0 there is no prototype. A secure sum has steps of
+6e-8, and a median may be 0."""
 
 
 @final
@@ -129,6 +134,7 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     def setup(self) -> None:
         """No replies yet: uniform priors, no prototypes."""
+        robust.check(self)
         context, cfg = self.context, self.cfg
         parties, classes, width = context.parties, context.classes, cfg.embedding_dim
         with self.seeded("fusion"):
@@ -182,7 +188,12 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
             moved.append(torch.where(counts[:, None] > 0, following, mu))
         if self.cfg.prototypes != "fixed":
             self.prototypes = torch.stack(moved)
-        self.prior = self.priors.mean(0)
+        self.prior = self.mean_prior()
+
+    def mean_prior(self) -> Tensor:
+        """The mean prior (Z,), or by the robust rule. No class with aligned rows may disappear, and no other appear."""
+        present, found = self.prior > 0, robust.mean_answer(self.priors, self.cfg, "probabilities")
+        return torch.where(present, found.clamp_min(LEAST), 0.0)
 
     def prototypes_for(self, t: int) -> dict[int, dict[str, Tensor]]:
         """The prototypes (Z, d) that each party is sent in round t."""
@@ -201,13 +212,13 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
 def mean_priors(fed: Federation, active: ProtoEVFLActive, parties: Sequence[int]) -> dict[int, Tensor]:
     """With `secure`: the mean prior (Z,) of the other organizations in place of each one's, by a secure sum; and that
-    of the active party's own columns. A sum rounds to steps of 6e-8, by which no class may disappear."""
+    of the active party's own columns."""
     expect = floats(active.context.classes)
     near = fed.call([m for m in parties if m in fed.colocated], "estimate", expect=expect)
     found = fed.sum([m for m in parties if m not in fed.colocated], "estimate", expect=expect)
     if found is None:
         return near
-    return {**near, **dict.fromkeys(found.ids, found.mean.clamp_min(1e-7) * (active.prior > 0))}
+    return {**near, **dict.fromkeys(found.ids, found.mean.clamp_min(0))}
 
 
 def round(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Adam, MethodConfig, MethodError, Optimizer, Party
+from fedloom.methods import robust
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
@@ -23,7 +24,7 @@ TOO_ALIKE = 0.95
 """Threshold of collapse for the mean cosine between the pseudo-classes' mean embeddings."""
 
 
-class ProtoEVFLConfig(MethodConfig):
+class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
     """Settings of Proto-EVFL."""
 
     embedding_dim: int = Field(64, ge=1)
