@@ -116,7 +116,8 @@ def small_run(name: str, engine: Mapping[str, Any]) -> Any:
     from fedloom.experiment.reading import check
 
     method = methods.registry()[name]
-    small = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3, "pretrain_rounds": 1}
+    small = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
+    small |= {"pretrain_rounds": 1, "local_rounds": 1}  # of two rounds in all
     params = {k: v for k, v in small.items() if k in method.config.model_fields and k not in method.fixed}
     data: dict[str, Any] = {"name": "digits", "clients": 4, "public_rows": 60, "test_rows": 50, "own_test_rows": 20}
     values: dict[str, Any] = {"method": name, "rounds": 2, "params": params, "models": {"pool": ["mlp"]}}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu import small_run
 from torch import Tensor
 
 from fedloom.core.federation import Federation
@@ -266,3 +267,8 @@ def test_weights_that_were_decoded_give_the_bits_of_live_ones() -> None:
         for name in ("local", "isolated")
     ]
     assert shas[0] == shas[1]
+
+
+@pytest.mark.parametrize("method", sorted(registry()))
+def test_the_gpu_benchmark_has_a_run_of_every_method(method: str) -> None:
+    assert small_run(method, {"name": "local"}).rounds == 2
