@@ -27,7 +27,9 @@ docs: $(VENV)/.dev ## the documentation site, in build/site
 	@echo "Open build/site/index.html"
 
 build: $(VENV)/.dev ## the sdist, and the wheel that is built from it
+	$(VENV)/bin/python -c 'from fedloom.cli.listing import write_index; write_index()'
 	$(VENV)/bin/python -m build -o dist .
+	rm src/fedloom/cli/listing.json
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.cli import listing
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import seeds_of
 from fedloom.methods import registry, source_of
@@ -84,12 +85,24 @@ def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> 
         return done.stdout.endswith("True\n")
 
     assert slow("list", "methods")  # reads the pages
-    for arguments in (["list"], ["list", "fedal"], ["list", "experiments"], ["copy", "fedmd", str(tmp_path / "a.py")]):
+    others = ["copy", "fedmd", str(tmp_path / "a.py")], ["certs", "north", "--out", str(tmp_path / "fed")]
+    for arguments in (["list"], ["list", "fedal"], ["list", "experiments"], *others):
         assert not slow(*arguments), arguments
     assert (tmp_path / "a.py").read_text() == source_of("fedmd").read_text()
     entry = next(tmp_path.glob("fedloom/lists/*.json"))
     entry.write_text("torn")
     assert slow("list", "methods") and json.loads(entry.read_text())["methods"]
+
+
+def test_a_wheel_has_the_lists_of_its_own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "INDEX", tmp_path / "listing.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    listing.write_index()
+    kept, built = listing.listing(), []
+    monkeypatch.setattr(listing, "_build", lambda: built.append(1) or {})
+    assert listing.listing() == kept and not built and {row["name"] for row in kept["methods"]} == set(registry())
+    monkeypatch.setattr(listing, "_digest", lambda: "of other sources")
+    assert listing.listing() == {"digest": "of other sources"} and built
 
 
 @pytest.mark.parametrize(

@@ -505,3 +505,31 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
         load(str(tmp_path))
     with pytest.raises(DataError, match="folder of class folders"):
         load(str(tmp_path / "notes.txt"))
+
+
+def test_a_parquet_file_is_read_as_datasets_reads_it(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {
+        "int": hf.Value("int32"),
+        "flag": hf.Value("bool"),
+        "word": hf.Value("string"),
+        "half": hf.Value("float32"),
+    }
+    features = hf.Features({**kinds, "kind": hf.ClassLabel(names=["b", "a"]), "pic": hf.Image()})
+    values = {"int": [1, None, 3], "flag": [True, False, None], "word": ["x", None, "y"], "half": [0.5, None, 1.5]}
+    write(
+        hf,
+        tmp_path / "one.parquet",
+        features,
+        **values,
+        kind=[1, None, 0],
+        pic=[png(pixels) for pixels in pictures((4, 5), 3)],
+    )
+    mine = hub.read_content(tmp_path / "one.parquet", "one")
+    write(hf, tmp_path / "odd.parquet", hf.Features({"a": hf.Value("date32")}), a=[None])
+    assert hub._read_parquet_file(tmp_path / "odd.parquet", "odd") is None
+    monkeypatch.setattr(hub, "_read_parquet_file", lambda *_: None)
+    theirs = hub.read_content(tmp_path / "one.parquet", "one")
+    assert [*mine.columns] == [*theirs.columns] and mine.named == theirs.named == {"kind": ["b", "a"]}
+    assert mine.images is not None and theirs.images is not None and [*mine.images] == [*theirs.images]
+    for column in mine.columns:
+        np.testing.assert_array_equal(mine.values(column), theirs.values(column), strict=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.listing import LISTS, complete_list, completing, listing, params
+from fedloom.cli.listing import LISTS, ROOT, complete_list, completing, listing, params
 from fedloom.cli.options import AsJson, out, plain_table
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 
@@ -74,6 +74,6 @@ def copy(
     if file.exists():
         raise ConfigError(f"{file} already exists; choose another name")
     source, first = pages[name]
-    file.write_text(Path(source).read_text(encoding="utf-8"), encoding="utf-8")
+    file.write_text((ROOT / source).read_text(encoding="utf-8"), encoding="utf-8")
     which = str(file) if first == name else f"{file}:{name}"
     out.print(f"copied  {file}\nrun it  fedloom run --method {which}", soft_wrap=True)

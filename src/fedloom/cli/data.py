@@ -152,7 +152,7 @@ def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tup
     """The section `[data]` and the seed, with the settings of the command over them. It needs no PyTorch."""
     from fedloom.experiment.data_config import DataConfig
     from fedloom.experiment.overrides import override
-    from fedloom.experiment.sections import validated
+    from fedloom.experiment.section import validated
 
     table: dict[str, Any] = {"data": values, "seed": seed}
     for text in settings:

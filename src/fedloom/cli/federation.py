@@ -12,8 +12,7 @@ from fedloom.core.paths import refuse_file
 from fedloom.remote import config_templates as files
 from fedloom.remote.certs import CA, CA_KEY, REVOKED, CertificateAuthority, write
 from fedloom.remote.config_templates import COORDINATOR, FEDERATION, NODE
-from fedloom.remote.credentials import endpoint
-from fedloom.remote.rpc_server import local
+from fedloom.remote.credentials import endpoint, local
 
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 

@@ -1,7 +1,8 @@
 """Lists of methods, networks, data sets, partitions, experiments and settings, and shell completion from them.
 
-Reading them from the pages takes as long as importing PyTorch. So they are cached on disk under the digest of all
-source files: a file that was added or changed gives a new digest.
+Reading them from the pages takes as long as importing PyTorch. So a wheel has them in `INDEX`, which
+`write_index` writes before it is built, with the digest of all source files. Where a source file was
+added or changed since, or there is no such file, they are read from the pages and cached on disk under the new digest.
 """
 
 import contextlib
@@ -23,6 +24,10 @@ NAMED = {
     **{"models.pool": "models", "models.each": "models", "pretrained.model": "models"},
 }
 """The settings whose value is a name in one of `LISTS`, or a list of such names."""
+ROOT = Path(str(files("fedloom")))
+"""The folder of the package."""
+INDEX = ROOT / "cli/listing.json"
+"""The lists of a wheel; a checkout has no such file."""
 KEPT = 8
 """Maximum number of earlier versions in the cache."""
 
@@ -30,17 +35,17 @@ KEPT = 8
 def listing() -> dict[str, Any]:
     """The rows of each of `LISTS`, `settings` of a run, and for each method its `params` and the path of its `pages`.
 
-    A setting comes with the words that its type lists. A page is its file and the name of the first method in it.
+    A setting comes with the words that its type lists. A page is its file below `ROOT` and the name of the first method
+    in it.
     """
-    root = Path(str(files("fedloom")))
-    digest = hashlib.sha256(str(root).encode())
-    for file in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml")):
-        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
-    entry = cache_folder("lists") / f"{digest.hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError):
-        cached: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
-        return cached
-    built = _build()
+    digest = _digest()
+    entry = cache_folder("lists") / f"{digest}.json"
+    for file in (INDEX, entry):
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if found.get("digest") == digest:
+                return found
+    built = {"digest": digest, **_build()}
     with contextlib.suppress(OSError):  # a read-only cache folder
         entry.parent.mkdir(parents=True, exist_ok=True)
         for old in sorted(entry.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
@@ -49,6 +54,19 @@ def listing() -> dict[str, Any]:
         draft.write_text(json.dumps(built), encoding="utf-8")
         draft.replace(entry)
     return built
+
+
+def write_index() -> None:
+    """Write `INDEX`, for a wheel."""
+    INDEX.write_text(json.dumps({"digest": _digest(), **_build()}), encoding="utf-8")
+
+
+def _digest() -> str:
+    """The SHA-256 of all source files and their names."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in ROOT.rglob("*") if path.suffix in (".py", ".toml")):
+        digest.update(f"{file.relative_to(ROOT).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _build() -> dict[str, Any]:
@@ -97,7 +115,7 @@ def _build() -> dict[str, Any]:
         "settings": dict(sorted(_settings(RunConfig))),
         "params": {name: params(method) for name, method in registry.items()},
         "pages": {
-            method.name: [page.__file__, methods.methods_of(page)[0].name]
+            method.name: [Path(str(page.__file__)).relative_to(ROOT).as_posix(), methods.methods_of(page)[0].name]
             for page in methods.pages()
             for method in methods.methods_of(page)
         },

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedloom.cli.listing import listing
 from fedloom.cli.options import PRIVATE, LogFormat, out
 from fedloom.core.errors import ConfigError, EngineError, did_you_mean
 from fedloom.core.renamed import NO_RELAY
@@ -52,12 +53,10 @@ def certs(
     if revoke:
         work.revoke(names or (), folder, out)
         return
-    from fedloom.methods import registry
-
-    methods = method or ["fedal"]
+    methods, known = method or ["fedal"], listing()["params"]
     for name in methods:
-        if name not in registry():
-            raise ConfigError(f"--method: there is no method {name!r}.{did_you_mean(name, registry())}")
+        if name not in known:
+            raise ConfigError(f"--method: there is no method {name!r}.{did_you_mean(name, known)}")
     work.certs(names or (), folder, methods, out, days=days, address=address, renew=renew)
 
 

@@ -9,7 +9,6 @@ from rich.markup import escape
 
 from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, written
 from fedloom.core.errors import ConfigError
-from fedloom.data.options import Missing
 
 if TYPE_CHECKING:
     from fedloom.experiment.trial import TrialResult
@@ -77,6 +76,8 @@ def trial(
     Each owner gets one card: join with a method, stay alone, or undecided. It compares the best method for federating
     with the best training alone, both chosen on validation rows, on test rows that no choice has seen.
     """
+    from fedloom.data.options import Missing
+
     if missing not in get_args(Missing):
         raise ConfigError(f"--missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
     if not data.expanduser().exists():

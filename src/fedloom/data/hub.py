@@ -1,15 +1,17 @@
-"""Data sets in the layout of the Hugging Face hub, from a folder or the hub. All but CSV is read by `datasets`.
+"""Data sets in the layout of the Hugging Face hub, from a folder or the hub.
 
-Importing `datasets` takes seconds, so functions import it. Code that comes with a data set is never run.
+CSV is read by fedloom, a Parquet file with plain columns and pictures by pyarrow, and all else by `datasets`. Importing
+these takes up to seconds, so functions import them. Code that comes with a data set is never run.
 """
 
 import contextlib
+import json
 import re
 import socket
 import urllib.parse
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -84,6 +86,8 @@ def read_content(path: Path, name: str, *, test: str | None = None, config: str 
         path = path / config
     if table_endings(path) == {".csv"}:
         return _read_csv_files(path, name, test)
+    if path.is_file() and test is None and (content := _read_parquet_file(path, name)) is not None:
+        return content
     options: dict[str, Any] = {"path": str(path)}
     if path.is_file():
         options = {"path": path.suffix[1:], "data_files": str(path)}
@@ -219,6 +223,54 @@ def named_values(codes: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return found
 
 
+def _read_parquet_file(path: Path, name: str) -> Content | None:
+    """A Parquet file, as `datasets` reads it but without its import; None if only `datasets` knows a column's type."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:  # then `datasets`, which needs it, is not installed either, and the caller says so
+        return None
+    try:
+        table = pq.ParquetFile(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+    about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    features: dict[str, Any] = about.get("info", {}).get("features", {})
+    images, named = [], {}
+    for field_ in table.schema:
+        kind = features.get(field_.name, {}).get("_type", "Value")
+        if pa.types.is_struct(field_.type) and {inner.name for inner in field_.type} == {"bytes", "path"}:
+            images.append(field_.name)
+        elif kind == "ClassLabel":
+            named[field_.name] = features[field_.name]["names"]
+        elif kind != "Value" or not any(plain(field_.type) for plain in (
+            pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string
+        )):  # fmt: skip
+            return None
+    _refuse_several(images, name)
+
+    def values(column: str) -> np.ndarray:
+        array: np.ndarray = table.column(column).to_numpy()
+        return array
+
+    columns = [column for column in table.column_names if column not in images]
+    encoded = _pictures(table.column(images[0]).to_pylist(), images[0]) if images else None
+    return Content(columns, values, None, named, encoded)
+
+
+def _refuse_several(images: Sequence[str], name: str) -> None:
+    if len(images) > 1:
+        raise DataError(f"Data set {name!r} must have one column of images, but has {images}.")
+
+
+def _pictures(items: Iterable[Mapping[str, Any] | None], column: str) -> Iterator[bytes | Path]:
+    """The encoded images of a column's cells."""
+    for item in items:
+        if item is None:
+            raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
+        yield item["bytes"] if item["bytes"] is not None else Path(item["path"])
+
+
 def _assemble(splits: Mapping[str, Any], name: str, official: str | None) -> Content:
     """The training and the test split of a `datasets.DatasetDict`."""
     import datasets
@@ -230,8 +282,7 @@ def _assemble(splits: Mapping[str, Any], name: str, official: str | None) -> Con
         for column, feature in pool.features.items()  # without the hub's own metadata an image is two fields
         if isinstance(feature, datasets.Image) or (isinstance(feature, dict) and feature.keys() == {"bytes", "path"})
     ]
-    if len(images) > 1:
-        raise DataError(f"Data set {name!r} must have one column of images, but has {images}.")
+    _refuse_several(images, name)
     named = {c: feature.names for c, feature in pool.features.items() if isinstance(feature, datasets.ClassLabel)}
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
 
@@ -315,7 +366,4 @@ def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
     import datasets
 
     encoded = pool.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    for item in chain.from_iterable(batch[column] for batch in encoded.iter(batch_size=256)):
-        if item is None:
-            raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
-        yield item["bytes"] if item["bytes"] is not None else Path(item["path"])
+    yield from _pictures(chain.from_iterable(batch[column] for batch in encoded.iter(batch_size=256)), column)

@@ -69,20 +69,24 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
             raise DataError(f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}")
     if not values:
         raise DataError(f"{path} must have rows below its header, but has none.")
-    return {name: [*map(str.strip, values[place :: len(names)])] for place, name in enumerate(names)}
+    stripped = {word: word.strip() for word in set(values)}  # equal words become one object, whose hash is known
+    values = [*map(stripped.__getitem__, values)]
+    return {name: values[place :: len(names)] for place, name in enumerate(names)}
 
 
 def text_values(words: Sequence[str]) -> np.ndarray:
     """(n,) objects: the words, or None for a missing value: empty, "?", NA, N/A, NaN, null or None."""
-    return np.array([None if word in _MISSING_VALUES else word for word in words], dtype=object)
+    values = {word: None if word in _MISSING_VALUES else word for word in set(words)}
+    return np.array([*map(values.__getitem__, words)], dtype=object)
 
 
 def column_values(words: Sequence[str]) -> np.ndarray:
     """(n,) float64 with NaN for missing values if all others are numbers, else `text_values`."""
     try:
-        numbers = np.array([np.nan if word in _MISSING_VALUES else float(word) for word in words])
+        values = {word: np.nan if word in _MISSING_VALUES else float(word) for word in set(words)}  # most words repeat
     except ValueError:
         return text_values(words)
+    numbers = np.array([*map(values.__getitem__, words)])
     return text_values(words) if np.isnan(numbers).all() else numbers
 
 

@@ -14,7 +14,8 @@ from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.experiment.data_config import DataConfig
 from fedloom.experiment.pretrained import PretrainedConfig
-from fedloom.experiment.sections import ChurnConfig, ColumnsConfig, Section, TopologyConfig, validated
+from fedloom.experiment.section import Section, validated
+from fedloom.experiment.sections import ChurnConfig, ColumnsConfig, TopologyConfig
 
 
 class BlackBoxConfig(Section):

@@ -26,7 +26,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.own import read_data
 from fedloom.data.split import rows_hash
 from fedloom.experiment.data_config import DataConfig
-from fedloom.experiment.sections import validated
+from fedloom.experiment.section import validated
 
 INPUTS = ("pixel_values", "input_ids", "image", "x", "input", "inputs", "features")
 LABELS = ("labels", "label", "target", "y", "class")

@@ -22,7 +22,7 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment import weights
 from fedloom.experiment.pretraining import Training, trained_file
-from fedloom.experiment.sections import Section
+from fedloom.experiment.section import Section
 from fedloom.models import external
 from fedloom.models.parts import Norm
 from fedloom.models.rescaled import Level, Rescaled

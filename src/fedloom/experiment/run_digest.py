@@ -13,7 +13,7 @@ from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import config_sha256
-from fedloom.experiment.sections import validated
+from fedloom.experiment.section import validated
 from fedloom.models import external
 
 BATCHING = ("auto", "batched")

@@ -1,97 +1,17 @@
-"""Sections of a run's config: the schema of private rows, columns of vertical runs, peers, and absences."""
+"""Sections of a run's config: columns of vertical runs, peers, and absences."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom.core import graphs
 from fedloom.core.errors import ConfigError
 from fedloom.core.graphs import Graph
-from fedloom.core.problems import problems
-from fedloom.data.dataset import Fill
-from fedloom.data.encoder import OneHot, RawNumber
-from fedloom.data.options import Missing
-from fedloom.data.schema import DataSchema
 from fedloom.data.tables import read_csv
-
-
-class Section(BaseModel):
-    """Base of the sections of a config: frozen, and unknown settings are refused. A docstring under a setting describes
-    it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
-
-
-def validated(model: type[Any], values: Mapping[str, Any], at: str = "") -> Any:
-    """`model(**values)`. Raises one ConfigError with all errors, each on a setting below `at`."""
-    try:
-        return model(**values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(problems(error, model, at))) from None
-
-
-class ColumnConfig(Section):
-    """A column."""
-
-    name: str = Field(min_length=1)
-    """Its name in the header of each party's file."""
-    categories: tuple[str, ...] = ()
-    """All values of a categorical column; "?" is a missing value. Empty for a numeric column."""
-
-
-class SchemaConfig(Section):
-    """`[data.row_schema]`: the schema of private rows, common to all parties.
-
-    Numeric columns are standardized by the public rows, or without them by each party's own training rows.
-    """
-
-    kind: Literal["table", "image"] = "table"
-    """Rows of a table, or images."""
-    columns: tuple[ColumnConfig, ...] = ()
-    """The input columns in order: names of numeric columns, or tables of `name` and `categories` (table)."""
-    label: str = "label"
-    """Name of the label column (table)."""
-    classes: tuple[str, ...] = Field(min_length=2)
-    """Class names in order; for images in folders, the folders' names."""
-    shape: tuple[int, int, int] | None = None
-    """Channels, height and width (image)."""
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _short(cls, columns: Any) -> Any:
-        """A bare name is a numeric column."""
-        if not isinstance(columns, list | tuple):
-            return columns
-        return [{"name": column} if isinstance(column, str) else column for column in columns]
-
-    @model_validator(mode="after")
-    def _whole(self) -> "SchemaConfig":
-        names = [column.name for column in self.columns]
-        for field, listed in (
-            ("columns", names),
-            ("classes", self.classes),
-            *((c.name, c.categories) for c in self.columns),
-        ):
-            if len(set(listed)) < len(listed):
-                raise ValueError(f"{field} has a duplicate value: remove it")
-        if self.kind == "table" and (not names or self.label in names or self.shape is not None):
-            raise ValueError("kind table needs columns, which must not include the label, and no shape")
-        if self.kind == "image" and (names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1):
-            raise ValueError("kind image needs a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
-        return self
-
-    def build(self, missing: Missing = "refuse") -> DataSchema:
-        """The schema for reading rows, with `data.missing`."""
-        gaps, indicator = missing != "refuse", missing == "indicator"
-        columns = tuple(
-            OneHot(c.name, c.categories) if c.categories else RawNumber(c.name, gaps, indicator) for c in self.columns
-        )
-        fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
-        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill)
-
+from fedloom.experiment.section import Section
 
 SPLIT_SETTINGS = (
     "unaligned",

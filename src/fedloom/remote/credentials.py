@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 import grpc
 from cryptography import x509
@@ -25,6 +26,7 @@ from fedloom.core.errors import ConfigError, EngineError
 
 log = logging.getLogger("fedloom.net")
 
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _REPAIRS = {
     **dict.fromkeys(
         (18, 19, 20, 21), "its certificate is from another CA than ca in node.toml; use files of one federation"
@@ -217,6 +219,11 @@ def endpoint(address: str) -> tuple[str, int] | str:
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise ConfigError(f"an address must be host:port, such as 127.0.0.1:7443, not {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def local(address: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return address.startswith(("unix:", *(f"{host}:" for host in _LOOPBACK), "[::1]:"))
 
 
 async def _handshake(address: str, name: str, context: ssl.SSLContext) -> bytes:

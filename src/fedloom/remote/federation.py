@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 
 from fedloom.core.errors import ConfigError
 from fedloom.remote.config_file import FileSection, RelativePath, read_config
-from fedloom.remote.credentials import Credentials, endpoint
+from fedloom.remote.credentials import Credentials, endpoint, local
 from fedloom.remote.frames import RECONNECT, SILENCE
-from fedloom.remote.rpc_server import local
 
 
 class NodeEntry(FileSection):

@@ -15,7 +15,7 @@ import grpc.aio
 
 from fedloom.core.errors import EngineError
 from fedloom.remote import rpc_errors
-from fedloom.remote.credentials import Credentials
+from fedloom.remote.credentials import Credentials, local
 from fedloom.remote.frames import (
     CODE,
     MOST_WORDS,
@@ -42,7 +42,6 @@ MOST_KEPT: Final = 1 << 31
 """Limit of the answers kept for one caller, in bytes."""
 _NAMES: Final = 300
 """Limit of a call's id and kind together, in characters."""
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _log = logging.getLogger("fedloom.net")
 
 
@@ -368,8 +367,3 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None) 
         raise EngineError(f"cannot listen at {listen}: check the address, and stop any process on its port") from None
     await server.start()
     return RPCServer(server, port, service)
-
-
-def local(address: str) -> bool:
-    """Whether only this machine can reach an address."""
-    return address.startswith(("unix:", *(f"{host}:" for host in _LOOPBACK), "[::1]:"))

@@ -35,7 +35,8 @@ from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.pool import digest
 from fedloom.experiment.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.run import execute
-from fedloom.experiment.sections import ChurnConfig, validated
+from fedloom.experiment.section import validated
+from fedloom.experiment.sections import ChurnConfig
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.parts import Classifier
 from fedloom.models.small import mlp

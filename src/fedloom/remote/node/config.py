@@ -20,10 +20,9 @@ from fedloom.experiment.build import SETTINGS
 from fedloom.experiment.config import RunConfig
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
-from fedloom.remote.credentials import Credentials, endpoint
+from fedloom.remote.credentials import Credentials, endpoint, local
 from fedloom.remote.node.method_policy import MethodPolicy
 from fedloom.remote.rpc_errors import refused
-from fedloom.remote.rpc_server import local
 
 
 class NodeData(FileSection):

@@ -26,7 +26,7 @@ from fedloom.experiment.build import resolve
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import NodeParty, build_party, suspicious
 from fedloom.experiment.private import PrivateData
-from fedloom.experiment.sections import validated
+from fedloom.experiment.section import validated
 from fedloom.protect.accountant import Releases
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.frames import MOST_WORDS, digest
