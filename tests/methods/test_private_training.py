@@ -122,6 +122,32 @@ def test_epsilon_counts_every_step_of_the_rounds_in_which_a_client_takes_part() 
     assert FEDAVG.configure().guarantees == ()
 
 
+def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
+    """Its step is FedAvg's, every call is charged, and all engines give the same bits."""
+    gossip, given = find("gossip"), {k: v for k, v in SMALL.items() if k != "clients_per_round"}
+    places = contexts(3, make=common)
+    alone: Any = Toy(gossip, client_contexts=places, **given, personal_head=False, dp=BY_ROWS)
+    client: Any = Toy(FEDAVG, client_contexts=places, **SMALL, dp=BY_ROWS).party(1)
+    client.update(t=0, weights=client.params)
+    alone.party(1).update(t=0)
+    sent = alone.party(1).give(t=0)["weights"]
+    assert {*sent} == {*client.params} and all(torch.equal(w, client.params[k]) for k, w in sent.items())
+    loop, isolated, plain = (
+        Toy(gossip, client_contexts=places, **{**given, **more}, **how).run(2).tensors()
+        for more, how in (({"dp": BY_ROWS}, {}), ({"dp": BY_ROWS}, {"isolated": True}), ({}, {}))
+    )
+    assert all(torch.equal(x, isolated[k]) for k, x in loop.items())
+    assert any(not torch.equal(x, plain[k]) for k, x in loop.items())
+    seen: list[tuple[float, int, float]] = []
+    charged = [replace(c, secret=1, privacy_budget=lambda *of: seen.append(of)) for c in places[:2]]
+    Toy(gossip, client_contexts=charged, **given, personal_head=False, dp=BY_ROWS).run(2)
+    assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
+    (guarantee,) = gossip.configure(params={**given, "personal_head": False, "dp": BY_ROWS}).guarantees
+    assert guarantee.epsilon([20.0] * 3) == pytest.approx(epsilon([Releases(1.5, 18, 8 / 20)], 1e-5))
+    with pytest.raises(ConfigError, match="needs a server that adds noise"):
+        gossip.configure(params={"dp": BY_CLIENTS})
+
+
 def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"data": {"clients": 4}, "models": {"pool": ["linear"]}, "rounds": 3}
     params = {"clients_per_round": 2, "epochs": 1, "dp": BY_ROWS}

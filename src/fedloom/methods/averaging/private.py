@@ -16,6 +16,8 @@ Differs:
     `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
     `clients` takes a fixed number of participants, which the run's seed chooses: no amplification by sampling counts,
         and ε of a client grows only in rounds in which it takes part. Updates have equal weights.
+
+Gossip (`peer/gossip.py`) has `rows` too: its peers average what they get without a look at their rows.
 """
 
 from collections import Counter

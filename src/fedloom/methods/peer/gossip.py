@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedloom.core.page import Federation, Method, Party
+from fedloom.core.page import Federation, Guarantee, Method, Party
 from fedloom.methods import robust, steps
+from fedloom.methods.averaging import private
 
 
 class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
@@ -24,6 +25,19 @@ class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
 
     neighbours: int | None = Field(10, ge=0)
     """Number of random neighbours that a peer averages with in a round (k); None for all."""
+    dp: private.TrainingPrivacy = private.TrainingPrivacy()
+    """Differential privacy: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
+
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """That of the weights, if `dp` is set: a mean of weights reads no rows."""
+        return private.guarantees(self)
+
+    @model_validator(mode="after")
+    def _without_server(self) -> "GossipConfig":
+        if self.dp.unit == "clients":
+            raise ValueError('params.dp.unit = "clients" needs a server that adds noise: set it to "rows" or "none"')
+        return self
 
 
 @final
@@ -34,7 +48,17 @@ class GossipPeer(Party[GossipConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
-    setup, update, give, prepare = steps.init_network, steps.local_sgd, steps.give, steps.prepare
+    give, prepare = steps.give, steps.prepare
+
+    def setup(self) -> None:
+        """The initial network."""
+        steps.init_network(self)
+        private.check(self)
+
+    def update(self, *, t: int) -> None:
+        """Train on own rows, with noise if `dp` is set."""
+        train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
+        train(self, t=t)
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those of the neighbours that replied."""
