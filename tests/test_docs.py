@@ -17,6 +17,7 @@ import fedloom
 from fedloom.cli import main
 from fedloom.cli.app import app
 from fedloom.cli.listing import listing
+from fedloom.methods import registry
 from tests.test_architecture import ALLOWED
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +133,18 @@ def test_every_command_in_the_docs_is_understood() -> None:
 )
 def test_a_wrong_command_in_the_docs_is_found(line: str) -> None:
     assert mistake(line)
+
+
+def test_the_threat_model_names_every_method_and_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "threat-model.md").read_text()
+    messages = text[text.index("## Messages by method") : text.index("## What else the coordinator learns")]
+    assert not [name for name in registry() if f"`{name}`" not in messages]
+    files = re.findall(r"`(?:tests/[a-z]+/)?((?:tests/)?test_[a-z_]+\.py)`", text)
+    there = {p.name for p in (ROOT / "tests").rglob("test_*.py")}
+    assert len(files) > 40 and not [name for name in files if Path(name).name not in there]
+    defined = "".join(p.read_text() for p in (ROOT / "tests" / "methods").glob("test_*.py"))
+    named = re.findall(r"`(test_[a-z_]+)`", text)
+    assert named and all(f"def {name}(" in defined for name in named)
 
 
 def test_links_lead_somewhere() -> None:
