@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedloom.cli.app import main
-from fedloom.experiment.build import data_of
-from fedloom.experiment.reading import read
+from fedloom.experiment.build import build, data_of
+from fedloom.experiment.node_party import build_party, for_nodes
+from fedloom.experiment.private import PrivateData
+from fedloom.experiment.reading import check, read
+from fedloom.remote.node.config import NodeData
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -45,6 +48,28 @@ def test_a_file_is_shown_with_settings_that_work(
     Path("my.toml").write_text(settings)
     dataset, split = data_of(read("my.toml").run)
     assert len(split.shards) == 3 and dataset.columns == ("age", "sex=f", "sex=m")
+
+
+def test_sections_for_nodes_build_a_party_of_each_owner(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "my.csv", "--label", "disease", "-s", "data.test=0.5", "--at-nodes") == 0
+    first, _, second = capsys.readouterr().out.partition("# For node.toml")
+    for_run, for_node = (tomllib.loads(text)["data"] for text in (first, f"#{second}"))
+    assert for_run["row_schema"] == {
+        "columns": ["age", {"name": "sex", "categories": ["f", "m"]}], "label": "disease", "classes": ["no", "yes"],
+    }  # fmt: skip
+    assert for_node == {"my": {
+        "rows": "my.csv", "label": "disease", "keep": ["age", "sex"], "group": "hospital", "missing": "median",
+        "owner": "A", "test": 0.5,
+    }}  # fmt: skip
+    values = {"method": "local", "rounds": 1, "models": {"pool": ["linear"]}, "data": {**for_run, "clients": 3}}
+    run = check({"run": values}).run
+    own = NodeData.model_validate(for_node["my"]).own
+    party = build_party(for_nodes(build(run, PrivateData())), 0, PrivateData(rows=table, own=own)).party
+    assert party.context.data is not None
+    assert (len(party.context.data), len(party.context.tests["own"])) == (9, 11)  # half of each class, rounded up
+    assert command(monkeypatch, "digits", "--at-nodes") == 2
 
 
 def test_owners_and_settings_are_shown(

@@ -1,7 +1,9 @@
 """The commands `fedloom data` and `fedloom align`."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +43,9 @@ def data(
     settings: Settings = None,
     seed: Seed = 0,
     plot: Annotated[Path | None, typer.Option(help="File for a figure (PNG, SVG or PDF).")] = None,
+    at_nodes: Annotated[
+        bool, typer.Option("--at-nodes", help="For a table: print the sections for a run whose rows stay at nodes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how a file's columns are interpreted, or how a partition assigns rows to clients.
@@ -48,6 +53,8 @@ def data(
     [bold]fedloom data my.csv[/]
 
     [bold]fedloom data my.csv --label disease --group hospital -s data.missing=median[/]
+
+    [bold]fedloom data my.csv --label disease --at-nodes[/]  (sections for the run, and for node.toml)
 
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
 
@@ -65,8 +72,13 @@ def data(
     config, seed = _checked(values, seed or 0, settings or ())
     check_name(config.name)
     if is_path(name) and clients is None and partition is None and plot is None:
-        _understood(name, config.columns, as_json)
+        if at_nodes:
+            _print_sections(name, config)
+        else:
+            _understood(name, config.columns, as_json)
         return
+    if at_nodes:
+        raise ConfigError("--at-nodes needs a file with a table, and neither --clients, --partition nor --plot")
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.settings.rows import divided, number_of_owners
     from fedloom.report.formatting import clients_named, together
@@ -222,6 +234,42 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     say("\nSettings that say the same; save them as my.toml, and start, with this or another method,")
     say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())
+
+
+def _print_sections(name: str, config: "DataConfig") -> None:
+    """Print `[data]` of a run whose rows stay at nodes, and the section of `node.toml` for this file."""
+    from fedloom.data.own import interpret
+
+    options = config.columns
+    found, images = interpret(name, options)
+    if found.group_guess:
+        options = replace(options, group=found.group_guess)
+        found, images = interpret(name, options)
+    if images is not None:
+        raise ConfigError(f"--at-nodes needs a table, but {name} has pictures: see docs/config.md for their schema")
+    table, title = found.table, Path(name).stem
+    used = [column for column in table.columns if found.kinds[column] != "text"]
+    words = {column: sorted({*table.columns[column]}) for column in used if found.kinds[column] == "category"}
+    own: dict[str, Any] = {"rows": Path(name).name, "label": found.label, "keep": used}
+    own |= {key: value for key, value in found.settings().items() if key in ("id", "missing", "group")}
+    own |= {"owner": table.owners[0]} if options.group else {}
+    own |= {"test": options.test} if isinstance(options.test, str) else {}
+    own |= {"test": config.test_fraction} if "test_fraction" in config.model_fields_set else {}
+    key = title if re.fullmatch(r"[A-Za-z0-9_-]+", title) else _toml(title)
+    lines = ["# For the run. List the words of all owners in categories; ? is a missing one."]
+    lines += ["[data]", f"name = {_toml(title)}", "", "[data.row_schema]", "columns = ["]
+    lines += [f"    {_toml(column)}," for column in used if column not in words]
+    lines += [f"    {{ name = {_toml(column)}, categories = {_toml(values)} }}," for column, values in words.items()]
+    lines += ["]", f"label = {_toml(found.label)}", f"classes = {_toml(list(table.classes))}", ""]
+    lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
+    lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
+    lines += [f"# {text} is left out: free text cannot be an input at nodes." for text in found.kinds.keys() - {*used}]
+    out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _toml(value: str | float | list[str]) -> str:
+    """A value in TOML, whose strings, numbers and lists are written as in JSON."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _listed(names: Iterable[str]) -> str:
