@@ -168,6 +168,17 @@ def test_a_budget_goes_to_the_most_informative_runs_first(tmp_path: Path) -> Non
     assert told == ["one: FedAL is more accurate than Local at α = 2."]
 
 
+def test_a_slow_choice_is_worth_several_batches(tmp_path: Path) -> None:
+    tables, told = {"one": parsed(TINY.replace("[small]\n", SECOND), "one")}, list[str]()
+    now = iter([0.0, 0.0, 1.0, 2.0, *[99.0] * 1000])  # choosing takes a second, so ten seconds of runs are chosen
+
+    def tell(batch: Batch) -> None:
+        told.append(batch.claim)
+
+    spend(lambda: planned(tmp_path, tables), 50, lambda _: 2.0, workers=1, clock=lambda: next(now), tell=tell)
+    assert len(told) == 2
+
+
 def test_a_budget_continues_another_day(tmp_path: Path) -> None:
     """The first day runs the planned seeds; the next one adds seeds, up to the next look, where they decide nothing."""
     told: list[Batch] = []

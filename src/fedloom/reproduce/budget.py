@@ -19,6 +19,8 @@ from fedloom.reproduce.verdicts import RELEVANT, look, power
 
 NEW = 0.8
 """The assumed probability that the planned seeds decide a claim without any."""
+SHARE = 10
+"""Seconds of runs for each second of choosing them, which reads all results."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def spend(
         cost: estimated seconds of a run.
         workers, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
         clock: seconds from any start.
-        tell: called with each batch before it starts.
+        tell: called with each batch before it starts; several start together if they are short.
 
     Returns:
         How each run ended.
@@ -118,19 +120,25 @@ def spend(
         return stop() or clock() >= deadline
 
     while not over():
+        started = clock()
         plan = replan()
         if plan.problems:
             raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in plan.problems.items()))
         usable = [one for one in batches(plan) if not tried & one.runs.keys() and not unlisted(one.runs)]
         if not usable:
             break
-        best = max(usable, key=lambda one: one.chance / sum(map(cost, one.runs.values())))
-        tell(best)
-        fetch(absent(best.runs))
-        jobs = [
-            Job(run, plan.out / "runs" / key, f"{best.claim} seed {run.seed}", 1.0, key)
-            for key, run in best.runs.items()
-        ]
-        ended += run_all(jobs, workers=workers, progress=progress, stop=over, execute=execute)
+        usable.sort(key=lambda one: one.chance / sum(map(cost, one.runs.values())), reverse=True)
+        worth, jobs = SHARE * (clock() - started), dict[str, Job]()
+        for one in usable:
+            if jobs and sum(cost(job.run) for job in jobs.values()) >= worth:
+                break
+            tell(one)
+            jobs |= {
+                key: Job(run, plan.out / "runs" / key, f"{one.claim} seed {run.seed}", 1.0, key)
+                for key, run in one.runs.items()
+                if key not in jobs
+            }
+        fetch(absent({key: job.run for key, job in jobs.items()}))
+        ended += run_all([*jobs.values()], workers=workers, progress=progress, stop=over, execute=execute)
         tried |= {one.job.folder.name for one in ended if one.state in ("failed", "left", "stopped")}
     return ended

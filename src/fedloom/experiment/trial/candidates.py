@@ -19,7 +19,7 @@ from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
-from fedloom.engines import LocalEngine
+from fedloom.engines import BatchedEngine
 from fedloom.experiment.assignment import rows_of
 from fedloom.experiment.networks import assign_groups
 from fedloom.models.black_boxes import make
@@ -194,7 +194,9 @@ def _federation(
     return (
         parties,
         server,
-        Federation(LocalEngine(parties, seed=seed), seed=seed, coordinator=name, param_shapes=shapes),
+        Federation(
+            BatchedEngine(parties, everything=False, seed=seed), seed=seed, coordinator=name, param_shapes=shapes
+        ),
     )
 
 
