@@ -395,6 +395,7 @@ def test_own_networks(name: str) -> None:
         ("mynets:", "must have the form package.module:name"),
         ("no_such_package.x:factory", "cannot import no_such_package.*PYTHONPATH"),
         ("brokennets:factory", "nothing_of_that_name"),
+        ("hf:google/vit", "a pretrained model of another library, which only pretrained.model takes"),
         ("mynets:missing", "missing must be a function or class, but is missing"),
         ("mynets:NUMBER", "but is of type int"),
         ("mynets:not_a_module", "must return a torch.nn.Module, not a str"),

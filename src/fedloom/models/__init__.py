@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from fedloom.core.errors import ModelError, did_you_mean
-from fedloom.models import custom
+from fedloom.models import custom, external
 from fedloom.models.black_boxes import BLACK_BOXES, is_black_box
 from fedloom.models.parts import Classifier, Norm, seeded
 from fedloom.models.resnet import cifar_resnet, resnet, wide_resnet
@@ -153,6 +153,11 @@ def check_name(name: str, *, black_boxes: bool = False) -> None:
         ModelError: the name is unknown, or its import path does not lead to a callable.
     """
     known = {**MODELS, **(BLACK_BOXES if black_boxes else {})}
+    if external.is_external(name):
+        raise ModelError(
+            f"{name!r} is a pretrained model of another library, which only pretrained.model takes; here choose one of "
+            f"{', '.join(known)}, or write package.module:factory for a function that loads it."
+        )
     if ":" in name:
         custom.find(name)
     elif name in BLACK_BOXES and not black_boxes:
