@@ -4,7 +4,9 @@ VENV ?= .venv
 # On Linux the registry's torch brings CUDA (gigabytes). To take another build, name its index:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# Without --no-compile pip compiles every file of torch and the rest, half a minute; Python compiles what it imports.
+# The demo installs with --no-compile, as pip would compile every file of torch for half a minute; Python then compiles what
+# it imports, and keeps that.
+unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -48,5 +50,5 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e ".[dev]"
+	$(PIP) install -c constraints.txt $(INDEX) -e ".[dev]"
 	@touch $@ $(VENV)/.core

@@ -36,7 +36,7 @@ from fedloom.reproduce.sweep.config import read as read_sweep
 from tests.test_docs import PAGES, ROOT
 
 NOT_RUN = {
-    r"make |pip install|python3 -m venv|\.venv/bin/ruff|python -m benchmarks": "installs, or is what check.sh runs",
+    r"make |pip install|python3 -m venv|(\.venv/bin/)?(ruff|pytest|python -m benchmarks)": "installs, or checks",
     r"useradd|python3\.11|install -|cp |docker|head ": "changes the system, or is a tool of the system",
     r"fedloom certs|fedloom node|fedloom run.*--federation": "needs several processes: tests/net/test_readme.py",
     r"fedloom .*(--engine ray|--ray )": "needs a cluster: tests/engines/test_ray.py",
@@ -102,6 +102,13 @@ FILES: dict[str, dict[str, str]] = {
 }
 """What a reader has before, by page; the cases of owners share the hospitals' table."""
 FILES = {f"docs/cases/{page.name}": {"heart.csv": HEART} for page in PAGES if page.parent.name == "cases"} | FILES
+AT_NODES = {
+    "wards.csv": table("age,pressure", ward="north,south", outcome="well,ill"),
+    "lab.csv": table("iron", subject_no=""),
+    "clinic.csv": HEART,
+    "public.csv": HEART,
+}
+"""Files that sections of a node or a federation name."""
 BEFORE = {"docs/vertical.md": "fedloom run proto-evfl -s data.name=breast_cancer -s data.clients=2 --out runs/clinic"}
 """What a page takes for granted."""
 
@@ -245,8 +252,8 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
     if "# federation.toml" in text or "# node.toml" in text or policy:
         main_with("certs", "alpha", "--method", "fedal", "--out", str(folder))
         file = folder / ("federation.toml" if "# federation.toml" in text else "alpha/node.toml")
-        for name in ("wards.csv", "public.csv", "lab.csv", "clinic.csv"):
-            file.with_name(name).write_text(HEART)
+        for name, rows in AT_NODES.items():
+            file.with_name(name).write_text(rows)
         file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | values))
         (read_federation if file.name == "federation.toml" else read_node)(file)
     elif "system" in values:
