@@ -4,9 +4,6 @@ VENV ?= .venv
 # On Linux the registry's torch brings CUDA (gigabytes). To take another build, name its index:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# The demo installs with --no-compile, as pip would compile every file of torch for half a minute; Python then compiles what
-# it imports, and keeps that.
-unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -16,7 +13,7 @@ help: ## show this
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 demo: $(VENV)/.core ## learn together on scikit-learn's digits: FedAL, FedMD and Local
-	$(VENV)/bin/fedloom run quickstart
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/fedloom run quickstart
 
 test: $(VENV)/.dev ## format, lint, types and tests
 	PATH="$(abspath $(VENV))/bin:$$PATH" ./check.sh
@@ -43,6 +40,7 @@ $(VENV)/bin/python:
 	  { echo "This Python can't make virtual environments: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# pip would compile every file of torch for half a minute: without it, Python compiles what the demo imports, and keeps that.
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
 	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e .
