@@ -232,9 +232,9 @@ def _read_parquet_file(path: Path, name: str) -> Content | None:
         return None
     try:
         table = pq.ParquetFile(path).read()
-    except (OSError, pa.ArrowException) as error:
+        about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     features: dict[str, Any] = about.get("info", {}).get("features", {})
     images, named = [], {}
     for field_ in table.schema:

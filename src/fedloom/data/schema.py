@@ -106,10 +106,8 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
 
 def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Dataset:
     """The rows of a table that their owner allows. Raises DataError."""
-    wanted, own = (
-        [column.name for column in schema.table],
-        replace(own, options=replace(own.options, label=schema.label)),
-    )
+    wanted = [column.name for column in schema.table]
+    own = replace(own, options=replace(own.options, label=schema.label))
     values, test = read_columns(path, name, words=[c.name for c in schema.table if isinstance(c, OneHot)])
     found = own_rows(values, own, name, wanted=wanted, test=test)
     columns = {}
