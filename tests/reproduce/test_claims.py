@@ -32,6 +32,14 @@ def planted(
     return found
 
 
+def at_chance(made: Made, *low: tuple[str, str]) -> TableResults:
+    """A table whose cells have about 60 %, Local's 50 %, but for some at the chance level of 10 %."""
+    ten = {at: [10, 9, 11] for at in low}
+    found = planted(made, {**table([60, 61, 62.5], [60, 61, 62.4], [50, 51, 52], [50, 51, 52]), **ten}, chance=0.1)
+    found.__dict__["number"] = lambda row, column, *_: found.numbers[row, column]
+    return found
+
+
 def claims(made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any) -> ClaimResult:
     """A claim on a table with these numbers by seed, from 0."""
     return check_claim(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), planted(made, numbers))
@@ -116,13 +124,62 @@ def test_a_missing_seed_fails_the_gate(made: Made) -> None:
 
 
 def test_a_network_at_chance_fails_the_gate(made: Made) -> None:
-    numbers = table([60, 61, 62], [60, 61, 62], [10, 9, 11], [50, 51, 52])
-    claim = Claim(text="So it is.", left=A, right=LOCAL)
-    low = planted(made, numbers, chance=0.1)
-    low.__dict__["number"] = lambda row, column, *_: CellValue({0: 10.0 if (row, column) == (LOCAL, "α = 5") else 60.0})
-    found = check_claim(claim, low)
+    claim = Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5")
+    found = check_claim(claim, at_chance(made, (LOCAL, "α = 5")))
     assert (found.verdict, found.gate) == ("uninformative", "chance") and "Local @ α = 5 has" in found.found
-    assert check_claim(claim, planted(made, numbers)).verdict == "reproduced"
+    assert check_claim(claim, at_chance(made)).verdict == "reproduced"
+
+
+def test_a_column_at_chance_is_left_out_of_a_mean_and_named(made: Made) -> None:
+    claim, alone = (Claim(text="So it is.", left=A, right=LOCAL, columns=c) for c in (None, ("α = 0.1",)))
+    for low in ([(LOCAL, "α = 5")], [(LOCAL, "α = 5"), (A, "α = 5")]):
+        found, one = (check_claim(each, at_chance(made, *low)) for each in (claim, alone))
+        assert (found.verdict, found.seeds, found.evidence) == ("reproduced", one.seeds, one.evidence)
+        assert found.at_chance == ("α = 5",)
+        assert found.compared == f"{A} − Local, α = 0.1 (without α = 5: at chance)"
+    assert check_claim(claim, at_chance(made)).at_chance == ()
+    none = check_claim(claim, at_chance(made, (LOCAL, "α = 5"), (LOCAL, "α = 0.1")))
+    assert (none.gate, none.at_chance) == ("chance", ())
+
+
+def test_the_printed_effect_is_that_of_the_columns_that_remain(made: Made) -> None:
+    low = at_chance(made, (LOCAL, "α = 0.1"))
+    assert check_claim(Claim(text="So it is.", left=A, right=LOCAL), low).printed == 78 - 80.25
+    whole = Claim(text="So it is.", left=A, right=LOCAL, printed=5.0)
+    assert check_claim(whole, low).printed is None and check_claim(whole, at_chance(made)).printed == 5
+
+
+@pytest.mark.parametrize(
+    ("claim", "low", "gate"),
+    [
+        ({}, A, "chance"),
+        ({}, LOCAL, ""),
+        ({"rule": "less"}, A, ""),
+        ({"rule": "less"}, LOCAL, "chance"),
+        ({"rule": "within", "by": 100}, A, "chance"),
+        ({"rule": "within", "by": 100}, LOCAL, "chance"),
+        ({"right": 10.0}, A, "chance"),
+        ({"right": (LOCAL, LOCAL)}, A, "chance"),
+        ({"metric": "best accuracy"}, A, "chance"),
+        ({"metric": "bytes until best"}, A, ""),
+    ],
+)
+def test_nobody_wins_by_having_a_failure_left_out(made: Made, claim: dict[str, Any], low: str, gate: str) -> None:
+    found = check_claim(
+        Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), at_chance(made, (low, "α = 5"))
+    )
+    assert (found.gate == "chance") == (gate == "chance") and found.at_chance == (() if gate else ("α = 5",))
+
+
+def test_a_column_without_all_seeds_is_not_left_out(made: Made) -> None:
+    low = at_chance(made, (LOCAL, "α = 5"))
+    at = (LOCAL, "α = 5")
+    attempts = (replace(low.places[at].attempts[0], record=None, run=None), *low.places[at].attempts[1:])
+    some = replace(low, places={**low.places, at: replace(low.places[at], attempts=attempts)})
+    some.__dict__.update({name: low.__dict__[name] for name in ("chance", "number", "numbers")})
+    some.__dict__["numbers"] = {**low.numbers, at: CellValue({1: 9.0, 2: 11.0})}
+    found = check_claim(Claim(text="So it is.", left=A, right=LOCAL), some)
+    assert (found.gate, found.at_chance) == ("runs", ())
 
 
 def test_without_headroom_nothing_can_be_seen(made: Made) -> None:

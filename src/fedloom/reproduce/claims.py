@@ -3,13 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedloom.report import formatting as fmt
-from fedloom.reproduce.metrics import Unit, as_printed, drawn, is_exact
+from fedloom.reproduce.metrics import Unit, as_printed, drawn, is_exact, is_level
 from fedloom.reproduce.results import TableResults
 from fedloom.reproduce.spec import AT, Claim
 from fedloom.reproduce.verdicts import (
@@ -46,6 +46,8 @@ class ClaimResult:
         needed: number of seeds that would decide an undecided claim.
         ratio: left divided by right, if the claim has a factor.
         left_out: columns without runs, if the claim names no columns.
+        at_chance: columns left out of the mean, as a network there is not above always predicting the most frequent
+            class.
         data: the data sets that were used, and those of the paper if they differ.
         found: the result in a few words.
         evidence: equal for claims decided by the same runs in the same way; empty if runs are missing.
@@ -64,6 +66,7 @@ class ClaimResult:
     needed: int | None = None
     ratio: float | None = None
     left_out: tuple[str, ...] = ()
+    at_chance: tuple[str, ...] = ()
     data: str = ""
     found: str = ""
     evidence: str = ""
@@ -91,6 +94,11 @@ def check_claim(claim: Claim, found: TableResults) -> ClaimResult:
     return test.result(test.decision())
 
 
+def _cells_of(parts: Sequence[Sequence[Term]]) -> Cells:
+    """The distinct cells of all terms."""
+    return list(dict.fromkeys(cell for part in parts for _, cells, _ in part for cell in cells))
+
+
 class ClaimTest:
     """A claim on the runs of a table."""
 
@@ -99,8 +107,10 @@ class ClaimTest:
         self.unit = found.unit if claim.unit is None else Unit(claim.unit)
         self.metric = claim.metric or found.reproduction.metric
         self.columns, self.left_out = self._columns()
-        self.parts = [self._terms(right) for right in claim.rights]
-        self.cells = list(dict.fromkeys(cell for part in self.parts for _, cells, _ in part for cell in cells))
+        self.at_chance, self.low = self._at_chance()
+        self.columns = [column for column in self.columns if column not in self.at_chance]
+        self.parts = self._parts()
+        self.cells = _cells_of(self.parts)
         self.effects = self._printed()
         known = [effect for effect in self.effects if effect is not None]
         least = max if claim.rule == "less" else min
@@ -120,6 +130,10 @@ class ClaimTest:
         ]
         return able, tuple(c for c in every if c not in able) if rows else ()
 
+    def _parts(self) -> list[list[Term]]:
+        """The terms of each difference."""
+        return [self._terms(right) for right in self.claim.rights]
+
     def _terms(self, right: str | float) -> list[Term]:
         """The terms of left minus right, less the difference of the contrast."""
         signed: list[tuple[float, str | float]] = [(1.0, self.claim.left), (-self.claim.times, right)]
@@ -137,7 +151,7 @@ class ClaimTest:
     def _printed(self) -> list[float | None]:
         """The paper's difference in each part; None if it does not print all cells."""
         if self.claim.printed is not None or self.claim.metric is not None or self.claim.unit is not None:
-            return [self.claim.printed] * len(self.parts)
+            return [None if self.at_chance else self.claim.printed] * len(self.parts)  # it is that of all columns
         published = {
             (row.name, column): value[0] if isinstance(value, tuple) else value
             for row in self.found.reproduction.rows
@@ -177,8 +191,8 @@ class ClaimTest:
         seeds = {one.config.seed for one in attempts[: self._planned()]} | {*range(self._planned())}
         if lacking := len(seeds - set[int].intersection(*({*part} for part in self.differences))):
             return uninformative("runs", f"{lacking} of {len(seeds)} seeds are missing")
-        if low := self._at_chance():
-            return uninformative("chance", low)
+        if self.low:
+            return uninformative("chance", self.low)
         parts = zip(self.parts, self.differences, self.effects, strict=True)
         return conjunction([self._part(*part) for part in parts])
 
@@ -254,15 +268,42 @@ class ClaimTest:
             found[seed] = 0.0 if math.isfinite(size) and abs(total) <= ROUNDING * size else total
         return found
 
-    def _at_chance(self) -> str:
-        """The cell whose accuracy is not above always predicting the most frequent class; empty if there is none."""
-        for at in self.cells:
-            chance = self.found.chance(at[1], self.metric)
-            mean = self.found.number(*at, drawn(self.metric), "%").mean if chance is not None else None
-            if chance is not None and mean is not None and mean <= 100 * chance:
-                frequent = f"always predicting the most frequent class has {100 * chance:.1f} %"
-                return f"{AT.join(at)} has {mean:.1f} %, and {frequent}"
-        return ""
+    def _at_chance(self) -> tuple[tuple[str, ...], str]:
+        """The columns to leave out of a mean, as a network there is at chance; and why the claim fails the gate, if so.
+
+        It fails if no column is left, and if a column that were left out would speak against the claim.
+        """
+        parts = self._parts()
+        low = {at: why for at in _cells_of(parts) if (why := self._low(at))}
+        columns = tuple(column for column in self.columns if any(at[1] == column for at in low))
+        if any(AT in side for side in self.claim.sides) or len(columns) == len(self.columns):
+            return (), next(iter(low.values()), "")
+        against = [column for column in columns if any(self._against(part, column, low) for part in parts)]
+        if against and is_level(self.metric):
+            return (), next(why for at, why in low.items() if at[1] == against[0])
+        return columns, ""
+
+    def _low(self, at: tuple[str, str]) -> str:
+        """How far the accuracy of a cell with all seeds is below always predicting the most frequent class, or equal;
+        empty if it is above."""
+        if at not in self.found.places or len(self.found.places[at].records) < self._planned():
+            return ""
+        chance = self.found.chance(at[1], self.metric)
+        mean = self.found.number(*at, drawn(self.metric), "%").mean if chance is not None else None
+        if chance is None or mean is None or mean > 100 * chance:
+            return ""
+        frequent = f"always predicting the most frequent class has {100 * chance:.1f} %"
+        return f"{AT.join(at)} has {mean:.1f} %, and {frequent}"
+
+    def _against(self, part: Sequence[Term], column: str, low: Collection[tuple[str, str]]) -> bool:
+        """Whether in a column the claimed side of a difference is at chance and the other is above it; for a claim of
+        equality, whether one side is."""
+        more, less = (
+            [any(at in low for at in cells if at[1] == column) for factor, cells, _ in part if sign * factor > 0]
+            for sign in (1, -1)
+        )
+        up, down = (any(one) and not all(other) for one, other in ((more, less), (less, more)))
+        return {"more": up, "less": down, "within": up or down}[self.claim.rule]
 
     def _headroom(self, part: Sequence[Term]) -> float | None:
         """Points between the lower side of the claim and the best possible accuracy: that of the oracle row, or 100 %.
@@ -302,6 +343,7 @@ class ClaimTest:
             needed=decision.needed,
             ratio=ratio,
             left_out=self.left_out,
+            at_chance=self.at_chance,
             data=self.found.data_used({column for _, column in self.cells}),
             found=self._sentence(decision, ratio),
             evidence=self.evidence,
@@ -309,7 +351,7 @@ class ClaimTest:
         )
 
     def _compared(self) -> str:
-        """`FedAL − FedMD, mean of 3 columns`, without columns that have no runs."""
+        """`FedAL − FedMD, mean of 3 columns`, without columns that have no runs or are at chance."""
         claim, unit = self.claim, self.unit
         rights = [
             right if isinstance(right, str) else f"{as_printed(right, None)}{unit.apart}" for right in claim.rights
@@ -321,7 +363,9 @@ class ClaimTest:
             text = f"({text}) {fmt.MINUS} ({claim.than[0]} {fmt.MINUS} {claim.than[1]})"
         if any(AT not in side for side in claim.sides) and self.columns:
             text += f", {self.columns[0]}" if len(self.columns) == 1 else f", mean of {len(self.columns)} columns"
-            text += f" (without {fmt.together(self.left_out)})" if self.left_out else ""
+            without = [f"without {fmt.together(self.left_out)}"] if self.left_out else []
+            without += [f"without {fmt.together(self.at_chance)}: at chance"] if self.at_chance else []
+            text += f" ({'; '.join(without)})" if without else ""
         margin = f"; margin {as_printed(claim.by, None)}{unit.apart}" if claim.by else ""
         return f"{claim.metric}: {text}{margin}" if claim.metric else f"{text}{margin}"
 

@@ -183,7 +183,7 @@ def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line]) -> PageSe
             place = PageCell(one.place, title=one.title, href=f"{quote(one.name)}/{PAGE}")
             rows.append(
                 cells(
-                    PageCell(claim.text, below=claim.data),
+                    PageCell(claim.text, below=_below(claim)),
                     place,
                     verdict_cell(claim, before),
                     claim.found,
@@ -207,6 +207,12 @@ def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line]) -> PageSe
         caption = "Difference in percentage points, mean over seeds, by reading and data."
         figures.append(Figure(MAP, *draw(f"{system}-map", shown), caption, wide=True))
     return PageSection(SYSTEMS[system], text=text, figures=figures, tables=[table] if rows else [], points=points)
+
+
+def _below(claim: ClaimResult) -> str:
+    """`Fashion-MNIST; without Credit #200: at chance`."""
+    without = f"without {fmt.together(claim.at_chance)}: at chance" if claim.at_chance else ""
+    return "; ".join(text for text in (claim.data, without) if text)
 
 
 def verdict_cell(claim: ClaimResult, before: str = "") -> PageCell:

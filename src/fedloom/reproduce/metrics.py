@@ -151,6 +151,11 @@ def drawn(metric: str) -> str:
     return GLOBAL if metric in (*_BYTES, "seconds") else _plain(metric)
 
 
+def is_level(metric: str) -> bool:
+    """Whether a metric is a value of its curve, such as an accuracy, and not a cost."""
+    return drawn(metric) == _plain(metric)
+
+
 def curve(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Iterations (n,) and values (n,) of a metric after the last stage that has it; empty if not measured."""
     if found := _CLIENT.fullmatch(metric):

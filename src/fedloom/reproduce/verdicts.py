@@ -30,7 +30,9 @@ RULE = (
     "effect, a claim of a direction is reproduced by the direction, and refuted by an interval below 2 points. "
     "The planned seeds are the first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a "
     "further look, which spends half of the rest, so that the interval is valid at every look. Within a table, Holm's "
-    "correction keeps the error rate of all its verdicts together at 5 %. Within a column, the runs of a seed must "
+    "correction keeps the error rate of all its verdicts together at 5 %. A mean over columns leaves out those "
+    "in which a compared network is not above always predicting the most frequent class, and names them, unless the "
+    "claim is about accuracy and only its better side is that low. Within a column, the runs of a seed must "
     "have the same test rows; columns differ by design, so comparisons across columns are paired by seed only."
 )
 
