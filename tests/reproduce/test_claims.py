@@ -245,6 +245,20 @@ def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -
         assert check_claim(across, moved).gate != "test rows" and "paired by seed only" in RULE
 
 
+def test_times_are_compared_on_one_machine_only(made: Made) -> None:
+    found = made.found()
+    place = found.places[LOCAL, "α = 5"]
+    assert place.attempts[1].record
+    environment = {**place.attempts[1].record.environment, "processor": "another"}
+    record = place.attempts[1].record.model_copy(update={"environment": environment})
+    attempts = (place.attempts[0], replace(place.attempts[1], record=record), *place.attempts[2:])
+    moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)})
+    timed = Claim(text="So it is.", left=A, right=LOCAL, metric="seconds", unit="s")
+    assert check_claim(timed, moved).gate == "machine" and check_claim(timed, found).gate == ""
+    assert "on one machine" in check_claim(timed, found).found
+    assert check_claim(timed.model_copy(update={"metric": "bytes"}), moved).gate == ""
+
+
 def test_infinite_differences(made: Made) -> None:
     found = claims(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
     assert (found.verdict, found.gate, found.seeds[2], found.mean) == ("uninformative", "finite", None, None)

@@ -25,7 +25,7 @@ def folder(made: Made) -> Path:
 @pytest.fixture(scope="module")
 def written(folder: Path) -> Run:
     """A run with values that are easy to compute with: an evaluation at the start and after 5, 10 and 15 iterations, of
-    which 5 make a round; 100, 200, 300 bytes sent."""
+    which 5 make a round and take 2 seconds; 100, 200, 300 bytes sent."""
     run = read_run(folder)
     at = [5, 10, 15]
 
@@ -43,7 +43,8 @@ def written(folder: Path) -> Run:
         ("noted", run.names[0], "round"): (at, [1.0, 2.0, 3.0]),
         ("noted", run.names[1], "round"): (at[1:], [4.0, 6.0]),
     }
-    summary = run.summary.model_copy(update={"rounds": 3, "iterations": 15})
+    seconds = {"setup": 50.0, "round": 6.0, "evaluate": 20.0, "save": 1.0, "total": 80.0}
+    summary = run.summary.model_copy(update={"rounds": 3, "iterations": 15, "seconds": seconds})
     return replace(run, measured=measured, summary=summary)
 
 
@@ -77,6 +78,8 @@ def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
         ("rounds until 60 %", 2.0),
         ("iterations until 62.5 % accuracy", 10.0),
         ("rounds until best", 2.0),
+        ("seconds until best", 4.0),
+        ("seconds until 71 %", math.inf),
         ("bytes until 5 %", 0.0),
         ("bytes until 71 %", math.inf),
         ("bytes until 10 % no such", None),
@@ -162,6 +165,7 @@ def test_of_which_metrics_less_is_better() -> None:
         "mean over rounds of bytes up",
         "best seconds",
         "rounds until best",
+        "seconds until best",
         "attack on messages",
         "loss mean",
     )

@@ -27,6 +27,8 @@ from fedloom.reproduce.verdicts import (
 
 ROUNDING = 1e-12
 """Relative difference below which two sides are equal up to rounding."""
+MACHINE = ("processor", "cores", "platform", "cuda")
+"""Keys of a run's environment that tell its machine."""
 Cells = list[tuple[str, str]]
 Term = tuple[float, Cells, float]
 """A term of a difference: its factor, its cells, which are averaged, or a number if it has none."""
@@ -38,8 +40,8 @@ class ClaimResult:
 
     Attributes:
         compared: the two sides of the difference.
-        gate: name of the failed gate of an uninformative verdict: runs, comparable, tuning, test rows, chance,
-            headroom, spread, measured or finite.
+        gate: name of the failed gate of an uninformative verdict: runs, comparable, tuning, test rows, machine,
+            chance, headroom, spread, measured or finite.
         printed: the paper's difference in the unit, if it prints both sides.
         seeds: difference by seed, in the unit; None if not finite.
         counted: number of seeds that count; later ones wait for the next look.
@@ -106,6 +108,7 @@ class ClaimTest:
         self.claim, self.found = claim, found
         self.unit = found.unit if claim.unit is None else Unit(claim.unit)
         self.metric = claim.metric or found.reproduction.metric
+        self.timed = self.metric.startswith("seconds")
         self.columns, self.left_out = self._columns()
         self.at_chance, self.low = self._at_chance()
         self.columns = [column for column in self.columns if column not in self.at_chance]
@@ -186,6 +189,8 @@ class ClaimTest:
             return uninformative("tuning", f"settings tried: {', '.join(f'{row} {n}' for row, n in tuned.items())}")
         if self._unpaired():
             return uninformative("test rows", "runs of one seed have different test rows")
+        if self.timed and self._machines() > 1:
+            return uninformative("machine", "times of one seed are from different machines")
         self.differences = [self._by_seed(part) for part in self.parts]
         attempts = [one for at in self.cells for one in found.places[at].attempts]
         seeds = {one.config.seed for one in attempts[: self._planned()]} | {*range(self._planned())}
@@ -245,6 +250,13 @@ class ClaimTest:
             for record in self.found.places[at].records:
                 tests.setdefault((at[1], record.seed), set()).add((record.dataset, record.test_sha256))
         return any(len(rows) > 1 for rows in tests.values())
+
+    def _machines(self) -> int:
+        """The largest number of machines that made the runs of one seed."""
+        made: dict[int, set[tuple[object, ...]]] = {}
+        for record in (record for at in self.cells for record in self.found.places[at].records):
+            made.setdefault(record.seed, set()).add(tuple(record.environment.get(name) for name in MACHINE))
+        return max(map(len, made.values()))
 
     def _mean(self, term: Term) -> dict[int, float]:
         """The mean over a term's cells, for each seed that all have; empty for a number."""
@@ -382,5 +394,6 @@ class ClaimTest:
         mean, *others = (fmt.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
         text = f"{mean}{self.unit.apart}" + (f" ({' to '.join(others)})" if others else "")
         text += f", {ratio:,.3g} times" if ratio is not None else ""
+        text += " on one machine" if self.timed else ""
         text += f", printed {self.unit.difference(self.printed)}" if self.printed is not None else ""
         return f"{text}: {decision.why}" if decision.why else text

@@ -15,6 +15,7 @@ first METRIC, gain of METRIC                value at the first evaluation after 
 METRIC of client N                          last value of one client
 bytes until 60 % [METRIC]                   bytes that clients had sent when the accuracy, or another metric, first
 rounds until 60 % [METRIC]                  reached a level or its `best`; infinite if it never did
+seconds until best [METRIC]                 likewise: the wall time of rounds, if all take the same time
 skew                                        total variation between a client's class mix and that of all, mean
 imbalance degree, class ratio               MID in [0, 1] and Γ of a vertical party's unaligned rows, mean over parties
 class cosine                                likewise, cosine between a party's class mix and that of all parties
@@ -42,7 +43,9 @@ ON_MESSAGES = ("gradients direct", "gradients nearest", "prototypes")
 ATTACK = "attack "
 _OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine": "cosine"}
 """Metrics of a vertical party's data, and their keys in `partition.json`."""
-_UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
+NOT_OF_ROUNDS = ("total", "setup", "evaluate", "save")
+"""Phases of a run's seconds besides the stages of rounds."""
+_UNTIL = re.compile(r"(bytes|rounds|iterations|seconds) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")
 _PREPARED = re.compile(rf"{OWN} (tuned|\d+ steps?)( training)?")
 """Evaluation modes of the registered methods in the horizontal setting."""
@@ -194,7 +197,10 @@ def _until(run: Run, what: str, level: float | None, metric: str) -> float | Non
     first = x[reached[0]]
     if what == "bytes":
         return float(np.interp(first, run.curve("bytes up", run.last)[0], bytes_sent(run)))
-    return float(first) * (run.summary.rounds / max(1, run.summary.iterations) if what == "rounds" else 1.0)
+    share = float(first) / max(1, run.summary.iterations)
+    if what == "seconds":
+        return share * sum(spent for phase, spent in run.summary.seconds.items() if phase not in NOT_OF_ROUNDS)
+    return share * run.summary.rounds if what == "rounds" else float(first)
 
 
 @dataclass(frozen=True)
