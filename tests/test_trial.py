@@ -17,8 +17,9 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, read_owners, run_trial
+from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
-from fedloom.experiment.trial.candidates import FOREST, MANY, Candidate, Outputs, candidates, infeasible
+from fedloom.experiment.trial.candidates import FOREST, MANY, Candidate, Outputs, Training, candidates, infeasible
 from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
 from fedloom.experiment.trial.run import Choice, score
@@ -245,6 +246,28 @@ def test_a_trial_counted_in_splits_repeats_exactly() -> None:
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
 
 
+def test_splits_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rates and two splits of four owners are batched; a network with convolutions would not be."""
+    config = TrialConfig(splits=2, methods=("fedavg",), networks=("mlp",), rates=(0.02, 0.03), points=(1, 2))
+    owners, sizes = planted([40, 30, 40, 30], [1] * 4, columns=4), []
+    advance = trial_candidates.advance
+
+    def counted(trainings: Sequence[Training], *, together: bool) -> list[Outputs]:
+        sizes.append(len(trainings) if together else 1)
+        return advance(trainings, together=together)
+
+    monkeypatch.setattr(trial_run, "advance", counted)
+    fast = run_trial(owners, config)
+    assert max(sizes) == 6 and fast.splits == 2  # of each split two rates, or two and a forest
+    monkeypatch.setattr(trial_run, "faster_in_lockstep", lambda *_: False)
+    sizes.clear()
+    slow = run_trial(owners, config)
+    assert max(sizes) == 1
+    for name, card in fast.owners.items():
+        assert (card.federated, card.alone) == pytest.approx((slow.owners[name].federated, slow.owners[name].alone))
+    assert (fast.chosen, fast.chosen_alone, fast.revealed) == (slow.chosen, slow.chosen_alone, slow.revealed)
+
+
 def test_owners_with_plenty_of_rows_do_not_join() -> None:
     trial = run_trial(planted([800] * 2, [1] * 2, columns=5), QUICK)
     assert {card.decision for card in trial.owners.values()} == {"alone"}
@@ -292,14 +315,19 @@ def chosen(curves: dict[str, list[float]], points: tuple[int, ...] = (5, 15, 30)
     """The choice among candidates with these scores after 5, 15 and 30 rounds, and the rounds that each trained."""
     trained = dict.fromkeys(curves, 0)
 
-    def outputs(name: str) -> Iterator[Outputs]:
-        for rounds, value in zip(points, curves[name], strict=False):
-            trained[name] = rounds
+    def outputs(candidate: Candidate, *_: Any) -> Iterator[Outputs]:
+        for rounds, value in zip(points, curves[candidate.method], strict=False):
+            trained[candidate.method] = rounds
             yield Outputs({(rounds, ""): [np.array([value])]}, None)
 
     truth = [(np.array([0, 1]), np.array([0.5, 0.5]))]
-    running = [(Candidate(name), outputs(name)) for name in curves]
-    return trial_run._best(lambda found, *_: float(found[0]), truth, running), trained
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial_candidates, "train", outputs)
+        nothing = image_dataset("none", np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, int), ("a", "b"))
+        running = [Training(Candidate(name), nothing, [], [], points, 0) for name in curves]
+    work = trial_run._best(lambda found, *_: float(found[0]), truth, running)
+    (best,) = trial_run._at_once([work], lockstep=False)
+    return best, trained
 
 
 def test_the_worse_half_of_the_candidates_stops_after_each_number_of_rounds() -> None:
@@ -333,11 +361,11 @@ def test_costly_methods_are_left_out_with_many_owners_unless_they_are_named(monk
         fitted: Sequence[np.ndarray],
         judged: Sequence[Sequence[np.ndarray]],
         points: Sequence[int],
-        seed: int,
+        *_: Any,
     ) -> Iterator[Outputs]:
         yield Outputs({(points[0], ""): [np.full((len(part), 2), 0.5) for parts in judged for part in parts]}, None)
 
-    monkeypatch.setattr(trial_run, "train", guess)
+    monkeypatch.setattr(trial_candidates, "train", guess)
     config = TrialConfig(splits=1, networks=("mlp",), rates=(0.1,), forest=False)
     few, many = (run_trial(planted([16] * n, [1] * n, columns=2), config) for n in (MANY, MANY + 1))
     named = run_trial(planted([16] * (MANY + 1), [1] * (MANY + 1), columns=2), replace(config, methods=("afind-plus",)))

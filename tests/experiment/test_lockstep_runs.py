@@ -9,7 +9,7 @@ import pytest
 import fedloom
 from fedloom.experiment import lockstep
 from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.lockstep import execute_lots, lots
+from fedloom.experiment.lockstep import advice, execute_lots, lots
 from fedloom.experiment.pool import Job, run_all
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
@@ -91,6 +91,17 @@ def test_lots_use_all_processes_of_a_cpu() -> None:
     many = runs(*({"seed": seed} for seed in range(8)))
     assert lots(many, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert lots(many[:2], 2) == [[0], [1]]  # too few clients to be faster
+
+
+def test_lock_step_is_recommended_where_it_would_be_faster() -> None:
+    local = {"engine": {"name": "local"}}
+    three = [{"seed": seed, **local} for seed in range(3)]
+    assert advice(runs(*three)).startswith("3 of these runs can train together")
+    assert "engine.name=auto" in advice(runs(*three, {**local, "method": "ditto"}))
+    assert not advice(runs(*three[:2]))
+    assert not advice(runs(*three), 3)  # each process would have one
+    assert not advice(runs(*({"seed": seed} for seed in range(3))))  # batched: they already do
+    assert not advice(runs(*({**one, "models": {"pool": ["lenet5"]}} for one in three)))
 
 
 def test_on_a_gpu_all_runs_of_a_method_are_one_lot(monkeypatch: pytest.MonkeyPatch) -> None:

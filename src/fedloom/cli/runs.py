@@ -179,6 +179,7 @@ def _work(
     from fedloom.api import execute
     from fedloom.cli.progress import RunProgress, stop_on_signal
     from fedloom.experiment.compare import execute_all, summarize
+    from fedloom.experiment.lockstep import advice
     from fedloom.experiment.run import Stopped
     from fedloom.report.terminal import line, show_comparison
     from fedloom.report.track.background import tracking
@@ -187,6 +188,8 @@ def _work(
         os.umask(PRIVATE)  # the folder has the server's models
     folder = _folder(experiment, called, folder, resume)
     silent = as_json or quiet
+    if not silent and experiment.compare is not None and (text := advice(experiment.runs())):
+        out.print(text, soft_wrap=True)
     try:
         with tracking(folder, trackers), stop_on_signal() as stop, RunProgress(experiment, out, silent) as progress:
             if experiment.compare is None:

@@ -79,10 +79,12 @@ def sweep(
 
 def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     """Print the varied settings, the number of runs and their estimated time."""
+    from fedloom.experiment.lockstep import MOST, advice
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import cost, describe
     from fedloom.reproduce.sweep.config import Range, value_text
     from fedloom.reproduce.sweep.run import planned, run_sweep
+    from fedloom.reproduce.sweep.search import proposals
 
     config = sweep.config
     table = plain_table("setting", "values")
@@ -110,10 +112,13 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     done = 0 if finished is None else sum(one.state == "kept" for one in finished.ended.values())
     try:
         each = cost(sweep.own())
+        first = [sweep.run(setting, seed) for setting in next(proposals(config, 0))[:MOST] for seed in config.seeds]
     except FedloomError:  # the run will report the error
         return
     left = planned(sweep) - done
     parallel = min(workers or usual_workers([sweep.own()]), left)
+    if text := advice(first, parallel):
+        out.print(text, soft_wrap=True)
     out.print(f"{done} finished; left at most: {describe([each] * left, parallel)}", soft_wrap=True)
 
 

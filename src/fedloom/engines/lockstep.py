@@ -97,6 +97,10 @@ class LockstepEngine(LocalEngine):
         self, parties: Iterable[Party[Any]], lane: Lane[Any], *, seed: int = 0, faults: Faults | None = None
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
+        self.enter(lane)
+
+    def enter(self, lane: Lane[Any]) -> None:
+        """Make the next calls in this lane."""
         self._lane = lane
         lane.engine = self
 

@@ -1,9 +1,10 @@
 """The candidates of a trial: which methods are feasible, and the training of one of them.
 
-A candidate runs on the core alone: parties, an engine, rounds. Nothing is written.
+A candidate runs on the core alone: parties, an engine, rounds. Nothing is written. Candidates and splits of one method
+and network differ in numbers, not in operations, so they train in lock-step: see `fedloom.engines.lockstep`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -19,7 +20,8 @@ from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
-from fedloom.engines import BatchedEngine
+from fedloom.engines import Engine
+from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 from fedloom.experiment.assignment import rows_of
 from fedloom.experiment.networks import assign_groups
 from fedloom.models.black_boxes import make
@@ -129,6 +131,7 @@ def train(
     judged: Sequence[Sequence[np.ndarray]],
     points: Sequence[int],
     seed: int,
+    start: Callable[..., Engine],
 ) -> Iterator[Outputs]:
     """Train one candidate, and yield its outputs at each of `points`; a forest's once.
 
@@ -139,6 +142,7 @@ def train(
         judged: for each party, the sets of rows to predict: its own; on pooled rows, those of all owners.
         points: numbers of rounds after which parties are evaluated.
         seed: of initial weights and batches.
+        start: makes the engine of the parties, with the seed.
     """
     if candidate.method == FOREST:
         found = [_forest(data, rows, sets, seed) for rows, sets in zip(fitted, judged, strict=True)]
@@ -146,7 +150,7 @@ def train(
         return
     method = methods.find(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
-    parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed)
+    parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
     pools = [[rows_of(data.x, data, part, "cpu", data.y) for part in sets] for sets in judged]
     for t in range(max(points)):
@@ -166,6 +170,51 @@ def train(
             yield Outputs(results, fed.ledger)
 
 
+class Training:
+    """A candidate in training on one split: `train`, piece by piece, see `advance`.
+
+    Attributes:
+        candidate: what is trained.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        data: Dataset,
+        fitted: Sequence[np.ndarray],
+        judged: Sequence[Sequence[np.ndarray]],
+        points: Sequence[int],
+        seed: int,
+    ) -> None:
+        self.candidate = candidate
+        self._outputs = train(candidate, data, fitted, judged, points, seed, self._start)
+        self._lane: Lane[Outputs] | None = None
+        self._engine: LockstepEngine | None = None
+
+    def _start(self, parties: Sequence[Party[Any]], *, seed: int) -> Engine:
+        assert self._lane is not None
+        self._engine = LockstepEngine(parties, self._lane, seed=seed)
+        return self._engine
+
+    def advance(self, lane: Lane[Outputs]) -> Outputs:
+        """Train up to the next point in this lane; the outputs there, nothing after the last."""
+        self._lane = lane
+        if self._engine is not None:
+            self._engine.enter(lane)
+        return next(self._outputs, Outputs({}, None))
+
+
+def advance(trainings: Sequence[Training], *, together: bool) -> list[Outputs]:
+    """Train each up to its next point; the outputs there. With `together` all do in lock-step."""
+    found: list[Outputs] = []
+    for lot in [trainings] if together else [[one] for one in trainings]:
+        for outcome in in_lockstep([one.advance for one in lot], everything=False):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            found.append(outcome)
+    return found
+
+
 def _federation(
     method: Method,
     cfg: Any,
@@ -173,6 +222,7 @@ def _federation(
     data: Dataset,
     fitted: Sequence[np.ndarray],
     seed: int,
+    start: Callable[..., Engine],
 ) -> tuple[list[Party[Any]], Party[Any] | None, Federation]:
     count, classes = len(fitted), len(data.classes)
     build = partial(models.build, model, data.input_shape, classes, seed=seed)
@@ -191,13 +241,8 @@ def _federation(
     if "one network" in method.needs:
         shapes = {k: p.detach().to("meta") for k, p in build().named_parameters() if p.requires_grad}
     name = "coordinator" if server is None else server.ROLE or type(server).__name__.lower()
-    return (
-        parties,
-        server,
-        Federation(
-            BatchedEngine(parties, everything=False, seed=seed), seed=seed, coordinator=name, param_shapes=shapes
-        ),
-    )
+    fed = Federation(start(parties, seed=seed), seed=seed, coordinator=name, param_shapes=shapes)
+    return parties, server, fed
 
 
 def _probabilities(

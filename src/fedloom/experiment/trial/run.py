@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.ledger import Ledger
 from fedloom.core.scores import auc, balanced_accuracy
+from fedloom.data.dataset import Dataset
+from fedloom.experiment.lockstep import faster_in_lockstep
 from fedloom.experiment.run import one_thread
 from fedloom.experiment.trial.candidates import (
     ALONE,
@@ -23,9 +25,10 @@ from fedloom.experiment.trial.candidates import (
     TRIED,
     Candidate,
     Outputs,
+    Training,
+    advance,
     candidates,
     infeasible,
-    train,
 )
 from fedloom.experiment.trial.decide import FEWEST, decide_owners, gain
 from fedloom.experiment.trial.owners import Owners, split_rows, split_time, standardized
@@ -37,12 +40,18 @@ WINDOW = 40
 """Rows of an owner of median size in a window of time, at least."""
 CHOICES = 5
 """Number of times that the candidates are chosen along time."""
+LOT, LOT_BYTES = 10, 1 << 28
+"""Splits that train in lock-step, at most, and the bytes of their standardized rows."""
+Choosing: TypeAlias = Generator[Sequence[Training], list[Outputs], "Choice"]
+"""Yields the trainings to advance, receives their outputs, and returns a choice."""
 
 
 @dataclass(frozen=True)
 class TrialSplit:
-    """Row numbers of each owner: training rows, test rows, and the training rows in two parts, to fit and to choose."""
+    """Row numbers of each owner: training rows, test rows, and the training rows in two parts, to fit and to choose;
+    and the seed of weights and batches."""
 
+    seed: int
     train: list[np.ndarray]
     test: list[np.ndarray]
     fit: list[np.ndarray]
@@ -80,7 +89,7 @@ def run_trial(
     Args:
         owners: their labeled rows.
         config: the settings; None for the defaults.
-        progress: called after each split with its number, the number of splits, and the seconds so far.
+        progress: called after each lot of splits with the number of those that ended, of all, and the seconds so far.
 
     Raises:
         ConfigError: an unknown or infeasible method.
@@ -108,25 +117,30 @@ def _run(owners: Owners, config: TrialConfig, progress: Callable[[int, int, floa
     most = config.splits or (SPLITS if config.seconds is None else MOST_SPLITS)
     if owners.order is not None and config.splits is None:  # windows of enough rows to tell a score
         most = max(FEWEST_SPLITS, min(most, int(2 * config.test * typical / WINDOW)))
+    lockstep = all(faster_in_lockstep(name, owners.data.input_shape, len(owners.data.classes)) for name in networks)
+    lot = max(1, min(LOT, LOT_BYTES // owners.data.x.nbytes)) if lockstep else 1
     count = most
     if config.seconds is not None:
-        together, count = _affordable(owners, config, together, solo, most)
+        together, count, lot = _affordable(owners, config, together, solo, most, lot, lockstep)
     rows: list[np.ndarray] = []
     picks: list[Choices] = []
     ledgers: dict[str, Ledger] = {}
     ratios: list[np.ndarray] = []
-    for r in range(count):
-        split = _split(owners, config, r, count)
-        seed = config.seed * 10_007 + r
-        if r % _every(owners, count) == 0:
-            picks.append(_choose(owners, config, metric, split, together, solo, seed))
-        scores, ledger = _test(owners, config, metric, split, picks[-1], seed)
-        ratios.append(np.array([len(test) / len(train) for test, train in zip(split.test, split.train, strict=True)]))
-        rows.append(scores)
-        ledgers[picks[-1].federated.label] = ledger
+    every = _every(owners, count)
+    while len(rows) < count:
+        numbers = range(len(rows), min(len(rows) + lot, count))
+        splits = [_split(owners, config, r, count) for r in numbers]
+        anew = [split for r, split in zip(numbers, splits, strict=True) if r % every == 0]
+        picks += _choose(owners, config, metric, anew, together, solo, lockstep)
+        chosen_for = [picks[r // every] for r in numbers]
+        tested = _test(owners, config, metric, splits, chosen_for, lockstep)
+        for split, choices, (scores, ledger) in zip(splits, chosen_for, tested, strict=True):
+            ratios.append(np.array([len(a) / len(b) for a, b in zip(split.test, split.train, strict=True)]))
+            rows.append(scores)
+            ledgers[choices.federated.label] = ledger
         spent = perf_counter() - started
-        progress(r + 1, count, spent)
-        if config.seconds is not None and spent * (r + 2) / (r + 1) > config.seconds:
+        progress(len(rows), count, spent)
+        if config.seconds is not None and spent * min(len(rows) + lot, count) / len(rows) > config.seconds:
             break
     if len(rows) < min(count, FEWEST):
         notes = (*notes, f"The budget allowed {len(rows)} of {count} splits; fewer than {FEWEST} decide nothing.")
@@ -149,52 +163,95 @@ def _choose(
     owners: Owners,
     config: TrialConfig,
     metric: str,
-    split: TrialSplit,
+    splits: Sequence[TrialSplit],
     together: Sequence[Candidate],
     solo: Sequence[Candidate],
-    seed: int,
-) -> Choices:
-    """The best candidates on validation rows, trained on the other training rows."""
-    data, classes = standardized(owners, split.fit), len(owners.data.classes)
+    lockstep: bool,
+) -> list[Choices]:
+    """For each split the best candidates on validation rows, trained on the other training rows."""
     judge = partial(score, metric)
-    truth = [(data.y[rows], _priors(data.y[own], classes)) for rows, own in zip(split.choose, split.fit, strict=True)]
+    data = [standardized(owners, split.fit) for split in splits]
+    truths = [_truth(rows, split.choose, split.fit) for rows, split in zip(data, splits, strict=True)]
 
-    def best(tried: Sequence[Candidate], fitted: list[np.ndarray], judged: list[list[np.ndarray]]) -> Choice:
-        return _best(judge, truth, [(c, train(c, data, fitted, judged, config.points, seed)) for c in tried])
+    def best(tried: Sequence[Candidate], *, pooled: bool = False) -> list[Choice]:
+        works = []
+        for split, rows, truth in zip(splits, data, truths, strict=True):
+            parts = (rows, *_parties(split.fit, split.choose, pooled), config.points, split.seed)
+            works.append(_best(judge, truth, [Training(candidate, *parts) for candidate in tried]))
+        return _at_once(works, lockstep)
 
-    apart = [[rows] for rows in split.choose]
-    return Choices(
-        alone=best(solo, split.fit, apart),
-        federated=best(together, split.fit, apart),
-        pooled=best(solo, [np.concatenate(split.fit)], [split.choose]),
-    )
+    choices = zip(best(solo), best(together), best(solo, pooled=True), strict=True)
+    return [Choices(alone, federated, pooled) for alone, federated, pooled in choices]
 
 
 def _test(
-    owners: Owners, config: TrialConfig, metric: str, split: TrialSplit, choices: Choices, seed: int
-) -> tuple[np.ndarray, Ledger]:
-    """Scores (N, 3) on test rows: alone, federated, pooled, each trained on all training rows; and the messages."""
-    data, classes = standardized(owners, split.train), len(owners.data.classes)
-    truth = [(data.y[rows], _priors(data.y[own], classes)) for rows, own in zip(split.test, split.train, strict=True)]
-    apart, pooled_train = [[rows] for rows in split.test], [np.concatenate(split.train)]
-    columns, ledger = [], Ledger()
-    for choice, fitted, judged in (
-        (choices.alone, split.train, apart),
-        (choices.federated, split.train, apart),
-        (choices.pooled, pooled_train, [split.test]),
-    ):
-        points = (choice.rounds,) if choice.rounds else config.points
-        found = next(train(choice.candidate, data, fitted, judged, points, seed))
-        predictions = found.probabilities[choice.rounds, choice.mode]
-        columns.append([score(metric, p, *t) for p, t in zip(predictions, truth, strict=True)])
-        if choice is choices.federated and found.ledger is not None:
-            ledger = found.ledger
-    return np.array(columns).T, ledger
+    owners: Owners,
+    config: TrialConfig,
+    metric: str,
+    splits: Sequence[TrialSplit],
+    choices: Sequence[Choices],
+    lockstep: bool,
+) -> list[tuple[np.ndarray, Ledger]]:
+    """For each split the scores (N, 3) on test rows: alone, federated, pooled, each trained on all training rows; and
+    the messages."""
+    data = [standardized(owners, split.train) for split in splits]
+
+    def outputs(picked: Sequence[Choice], *, pooled: bool = False) -> list[Outputs]:
+        trainings = []
+        for split, rows, choice in zip(splits, data, picked, strict=True):
+            points = (choice.rounds,) if choice.rounds else config.points
+            parties = _parties(split.train, split.test, pooled)
+            trainings.append(Training(choice.candidate, rows, *parties, points, split.seed))
+        return advance(trainings, together=lockstep)
+
+    results = []
+    found = zip(
+        outputs([c.alone for c in choices]),
+        outputs([c.federated for c in choices]),
+        outputs([c.pooled for c in choices], pooled=True),
+        strict=True,
+    )
+    for split, rows, best, each in zip(splits, data, choices, found, strict=True):
+        truth = _truth(rows, split.test, split.train)
+        columns = []
+        for choice, out in zip((best.alone, best.federated, best.pooled), each, strict=True):
+            predictions = out.probabilities[choice.rounds, choice.mode]
+            columns.append([score(metric, p, *t) for p, t in zip(predictions, truth, strict=True)])
+        results.append((np.array(columns).T, each[1].ledger or Ledger()))
+    return results
+
+
+def _parties(fitted: list[np.ndarray], judged: list[np.ndarray], pooled: bool) -> tuple[list[Any], list[Any]]:
+    """The training rows of each party, and the sets of rows that it predicts: the owners, or one with all rows."""
+    return ([np.concatenate(fitted)], [judged]) if pooled else (fitted, [[rows] for rows in judged])
+
+
+def _truth(
+    data: Dataset, judged: Sequence[np.ndarray], fitted: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each owner the labels (n,) of the rows to predict, and the shares (K,) of the classes in training rows."""
+    return [(data.y[a], _priors(data.y[b], len(data.classes))) for a, b in zip(judged, fitted, strict=True)]
+
+
+def _at_once(works: Sequence[Choosing], lockstep: bool) -> list[Choice]:
+    """The choices of all works, whose trainings advance together."""
+    choices: dict[int, Choice] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(works)))
+    while answers:
+        asked: dict[int, Sequence[Training]] = {}
+        for n, answer in answers.items():
+            try:
+                asked[n] = works[n].send(answer)
+            except StopIteration as end:
+                choices[n] = end.value
+        found = iter(advance([one for each in asked.values() for one in each], together=lockstep))
+        answers = {n: [next(found) for _ in each] for n, each in asked.items()}
+    return [choices[n] for n in range(len(works))]
 
 
 def _split(owners: Owners, config: TrialConfig, r: int, count: int) -> TrialSplit:
     """The r-th of `count` splits."""
-    split = TrialSplit([], [], [], [])
+    split = TrialSplit(config.seed * 10_007 + r, [], [], [], [])
     for i, name in enumerate(owners.names):
         rows = owners.rows(i)
         if owners.order is not None:
@@ -207,7 +264,9 @@ def _split(owners: Owners, config: TrialConfig, r: int, count: int) -> TrialSpli
             first, last = split_rows(owners, early, config.test, config.seed, r, i, 1)
         if not len(first) or not len(last) or not (len(late) or owners.order is not None):
             raise DataError(f"Owner {name!r} has too few rows for split {r + 1}: add rows, or drop this owner.")
-        for parts, part in zip(vars(split).values(), (early, late, first, last), strict=True):
+        for parts, part in zip(
+            (split.train, split.test, split.fit, split.choose), (early, late, first, last), strict=True
+        ):
             parts.append(part)
     return split
 
@@ -215,8 +274,8 @@ def _split(owners: Owners, config: TrialConfig, r: int, count: int) -> TrialSpli
 def _best(
     judge: Callable[[np.ndarray, np.ndarray, np.ndarray], float],
     truth: Sequence[tuple[np.ndarray, np.ndarray]],
-    running: Sequence[tuple[Candidate, Iterator[Outputs]]],
-) -> Choice:
+    running: Sequence[Training],
+) -> Choosing:
     """The choice with the highest mean score over owners on validation rows; the first of equal ones.
 
     Successive halving: after each number of rounds the better half of the candidates trains on (K. Jamieson and
@@ -227,18 +286,18 @@ def _best(
     weights = np.array([_precision(labels) for labels, _ in truth])
     while running:
         reached = []
-        for candidate, outputs in running:
+        for training, outputs in zip(running, (yield running), strict=True):
             values = []
-            for (rounds, mode), probabilities in next(outputs, Outputs({}, None)).probabilities.items():
+            for (rounds, mode), probabilities in outputs.probabilities.items():
                 scores = np.array([judge(p, *t) for p, t in zip(probabilities, truth, strict=True)])
                 known = np.isfinite(scores) & (weights > 0)
                 values.append(float(np.average(scores[known], weights=weights[known])) if known.any() else 0.0)
                 if values[-1] > highest + 1e-12:
-                    best, highest = Choice(candidate, rounds, mode), values[-1]
+                    best, highest = Choice(training.candidate, rounds, mode), values[-1]
             if values:
-                reached.append((max(values), (candidate, outputs)))
+                reached.append((max(values), training))
         reached.sort(key=lambda one: -one[0])
-        running = [one for _, one in reached[: -(-len(reached) // 2)]]
+        running = [training for _, training in reached[: -(-len(reached) // 2)]]
     assert best is not None
     return best
 
@@ -272,23 +331,33 @@ def score(metric: str, probabilities: np.ndarray, labels: np.ndarray, priors: np
 
 
 def _affordable(
-    owners: Owners, config: TrialConfig, together: Sequence[Candidate], solo: Sequence[Candidate], most: int
-) -> tuple[list[Candidate], int]:
-    """The first candidates of which five splits fit into the budget, and the number of splits that then do.
+    owners: Owners,
+    config: TrialConfig,
+    together: Sequence[Candidate],
+    solo: Sequence[Candidate],
+    most: int,
+    lot: int,
+    lockstep: bool,
+) -> tuple[list[Candidate], int, int]:
+    """The first candidates of which five splits fit into the budget, the number of splits that then do, and how many to
+    run at once.
 
     The time of a candidate that trains to the end is taken to be that of training alone once, and a half more.
     """
     assert config.seconds is not None
-    split = _split(owners, config, 0, most)
-    clock = perf_counter()
-    data, apart = standardized(owners, split.fit), [[rows] for rows in split.choose]
-    for _ in train(solo[0], data, split.fit, apart, config.points, config.seed):
+    lot = min(lot, FEWEST_SPLITS)
+    clock, trainings = perf_counter(), []
+    for r in range(lot):
+        split = _split(owners, config, r, most)
+        parties = _parties(split.fit, split.choose, pooled=False)
+        trainings.append(Training(solo[0], standardized(owners, split.fit), *parties, config.points, split.seed))
+    while any(outputs.probabilities for outputs in advance(trainings, together=lockstep)):
         pass
-    runs = config.seconds / 1.5 / max(perf_counter() - clock, 1e-6)
+    runs = config.seconds * lot / 1.5 / max(perf_counter() - clock, 1e-6)
     kept = list(together[: max(2, int(2 * (runs / FEWEST_SPLITS - 3)) - 2 * len(solo))])
     choosing = (len(kept) + 2 * len(solo)) / 2  # half of the candidates stop early
     count = int(runs / (choosing + 3)) if owners.order is None else int((runs - CHOICES * choosing) / 3)
-    return kept, min(most, max(FEWEST_SPLITS, count))
+    return kept, min(most, max(FEWEST_SPLITS, count)), max(1, min(lot, count))
 
 
 def _summary(
