@@ -19,7 +19,15 @@ from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, read_owners, run_trial
 from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
-from fedloom.experiment.trial.candidates import FOREST, MANY, Candidate, Outputs, Training, candidates, infeasible
+from fedloom.experiment.trial.candidates import (
+    FOREST,
+    MANY,
+    Candidate,
+    CandidateTraining,
+    Outputs,
+    candidates,
+    infeasible,
+)
 from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
 from fedloom.experiment.trial.run import Choice, score
@@ -248,17 +256,17 @@ def test_a_trial_counted_in_splits_repeats_exactly() -> None:
 
 def test_splits_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rates and two splits of four owners are batched; a network with convolutions would not be."""
-    config = TrialConfig(splits=2, methods=("fedavg",), networks=("mlp",), rates=(0.02, 0.03), points=(1, 2))
-    owners, sizes = planted([40, 30, 40, 30], [1] * 4, columns=4), []
+    config = replace(QUICK, splits=2, methods=("fedavg",), rates=(0.02, 0.03), points=(1,))
+    owners, sizes = planted([20, 16, 20, 16], [1] * 4, columns=4), list[int]()
     advance = trial_candidates.advance
 
-    def counted(trainings: Sequence[Training], *, together: bool) -> list[Outputs]:
+    def counted(trainings: Sequence[CandidateTraining], *, together: bool) -> list[Outputs]:
         sizes.append(len(trainings) if together else 1)
         return advance(trainings, together=together)
 
     monkeypatch.setattr(trial_run, "advance", counted)
     fast = run_trial(owners, config)
-    assert max(sizes) == 6 and fast.splits == 2  # of each split two rates, or two and a forest
+    assert max(sizes) == 4 and fast.splits == 2  # two rates of each split
     monkeypatch.setattr(trial_run, "faster_in_lockstep", lambda *_: False)
     sizes.clear()
     slow = run_trial(owners, config)
@@ -324,7 +332,7 @@ def chosen(curves: dict[str, list[float]], points: tuple[int, ...] = (5, 15, 30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial_candidates, "train", outputs)
         nothing = image_dataset("none", np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, int), ("a", "b"))
-        running = [Training(Candidate(name), nothing, [], [], points, 0) for name in curves]
+        running = [CandidateTraining(Candidate(name), nothing, [], [], points, 0) for name in curves]
     work = trial_run._best(lambda found, *_: float(found[0]), truth, running)
     (best,) = trial_run._at_once([work], lockstep=False)
     return best, trained

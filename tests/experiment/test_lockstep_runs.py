@@ -95,13 +95,13 @@ def test_lots_use_all_processes_of_a_cpu() -> None:
 
 def test_lock_step_is_recommended_where_it_would_be_faster() -> None:
     local = {"engine": {"name": "local"}}
-    three = [{"seed": seed, **local} for seed in range(3)]
-    assert advice(runs(*three)).startswith("3 of these runs can train together")
-    assert "engine.name=auto" in advice(runs(*three, {**local, "method": "ditto"}))
-    assert not advice(runs(*three[:2]))
-    assert not advice(runs(*three), 3)  # each process would have one
-    assert not advice(runs(*({"seed": seed} for seed in range(3))))  # batched: they already do
-    assert not advice(runs(*({**one, "models": {"pool": ["lenet5"]}} for one in three)))
+    eight = [{"seed": seed, **local} for seed in range(8)]
+    assert advice(runs(*eight)).startswith("8 of these runs can train together")
+    assert "engine.name=auto" in advice(runs(*eight, {**local, "method": "ditto"}))
+    assert not advice(runs(*eight[:7]))  # 28 clients
+    assert not advice(runs(*eight), 2)  # of which each process would have 16
+    assert not advice(runs(*({"seed": seed} for seed in range(8))))  # batched: they already do
+    assert not advice(runs(*({**one, "models": {"pool": ["lenet5"]}} for one in eight)))
 
 
 def test_on_a_gpu_all_runs_of_a_method_are_one_lot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ COSTLY: Final = ("afind-plus",)
 """Those whose time grows with the square of the number of owners: not by default with more than `MANY`."""
 MANY: Final = 12
 ALONE: Final = "alone"
-"""Training alone with the local training of the others: a method of the family `peer` without messages."""
+"""CandidateTraining alone with the local training of the others: a method of the family `peer` without messages."""
 FOREST: Final = "forest"
 """A candidate for training alone and on pooled rows: a random forest, which no method here federates."""
 RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
@@ -170,7 +170,7 @@ def train(
             yield Outputs(results, fed.ledger)
 
 
-class Training:
+class CandidateTraining:
     """A candidate in training on one split: `train`, piece by piece, see `advance`.
 
     Attributes:
@@ -204,7 +204,7 @@ class Training:
         return next(self._outputs, Outputs({}, None))
 
 
-def advance(trainings: Sequence[Training], *, together: bool) -> list[Outputs]:
+def advance(trainings: Sequence[CandidateTraining], *, together: bool) -> list[Outputs]:
     """Train each up to its next point; the outputs there. With `together` all do in lock-step."""
     found: list[Outputs] = []
     for lot in [trainings] if together else [[one] for one in trainings]:

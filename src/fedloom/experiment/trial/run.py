@@ -24,8 +24,8 @@ from fedloom.experiment.trial.candidates import (
     MANY,
     TRIED,
     Candidate,
+    CandidateTraining,
     Outputs,
-    Training,
     advance,
     candidates,
     infeasible,
@@ -42,7 +42,7 @@ CHOICES = 5
 """Number of times that the candidates are chosen along time."""
 LOT, LOT_BYTES = 10, 1 << 28
 """Splits that train in lock-step, at most, and the bytes of their standardized rows."""
-Choosing: TypeAlias = Generator[Sequence[Training], list[Outputs], "Choice"]
+Choosing: TypeAlias = Generator[Sequence[CandidateTraining], list[Outputs], "Choice"]
 """Yields the trainings to advance, receives their outputs, and returns a choice."""
 
 
@@ -177,7 +177,7 @@ def _choose(
         works = []
         for split, rows, truth in zip(splits, data, truths, strict=True):
             parts = (rows, *_parties(split.fit, split.choose, pooled), config.points, split.seed)
-            works.append(_best(judge, truth, [Training(candidate, *parts) for candidate in tried]))
+            works.append(_best(judge, truth, [CandidateTraining(candidate, *parts) for candidate in tried]))
         return _at_once(works, lockstep)
 
     choices = zip(best(solo), best(together), best(solo, pooled=True), strict=True)
@@ -201,7 +201,7 @@ def _test(
         for split, rows, choice in zip(splits, data, picked, strict=True):
             points = (choice.rounds,) if choice.rounds else config.points
             parties = _parties(split.train, split.test, pooled)
-            trainings.append(Training(choice.candidate, rows, *parties, points, split.seed))
+            trainings.append(CandidateTraining(choice.candidate, rows, *parties, points, split.seed))
         return advance(trainings, together=lockstep)
 
     results = []
@@ -238,7 +238,7 @@ def _at_once(works: Sequence[Choosing], lockstep: bool) -> list[Choice]:
     choices: dict[int, Choice] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(works)))
     while answers:
-        asked: dict[int, Sequence[Training]] = {}
+        asked: dict[int, Sequence[CandidateTraining]] = {}
         for n, answer in answers.items():
             try:
                 asked[n] = works[n].send(answer)
@@ -274,7 +274,7 @@ def _split(owners: Owners, config: TrialConfig, r: int, count: int) -> TrialSpli
 def _best(
     judge: Callable[[np.ndarray, np.ndarray, np.ndarray], float],
     truth: Sequence[tuple[np.ndarray, np.ndarray]],
-    running: Sequence[Training],
+    running: Sequence[CandidateTraining],
 ) -> Choosing:
     """The choice with the highest mean score over owners on validation rows; the first of equal ones.
 
@@ -350,7 +350,9 @@ def _affordable(
     for r in range(lot):
         split = _split(owners, config, r, most)
         parties = _parties(split.fit, split.choose, pooled=False)
-        trainings.append(Training(solo[0], standardized(owners, split.fit), *parties, config.points, split.seed))
+        trainings.append(
+            CandidateTraining(solo[0], standardized(owners, split.fit), *parties, config.points, split.seed)
+        )
     while any(outputs.probabilities for outputs in advance(trainings, together=lockstep)):
         pass
     runs = config.seconds * lot / 1.5 / max(perf_counter() - clock, 1e-6)
