@@ -34,7 +34,7 @@ COSTLY: Final = ("afind-plus",)
 """Those whose time grows with the square of the number of owners: not by default with more than `MANY`."""
 MANY: Final = 12
 ALONE: Final = "alone"
-"""CandidateTraining alone with the local training of the others: a method of the family `peer` without messages."""
+"""Training alone with the local training of the others: a method of the family `peer` without messages."""
 FOREST: Final = "forest"
 """A candidate for training alone and on pooled rows: a random forest, which no method here federates."""
 RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}

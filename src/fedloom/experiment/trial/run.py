@@ -40,7 +40,7 @@ WINDOW = 40
 """Rows of an owner of median size in a window of time, at least."""
 CHOICES = 5
 """Number of times that the candidates are chosen along time."""
-LOT, LOT_BYTES = 10, 1 << 28
+LOT, LOT_BYTES = 5, 1 << 28
 """Splits that train in lock-step, at most, and the bytes of their standardized rows."""
 Choosing: TypeAlias = Generator[Sequence[CandidateTraining], list[Outputs], "Choice"]
 """Yields the trainings to advance, receives their outputs, and returns a choice."""
@@ -345,7 +345,6 @@ def _affordable(
     The time of a candidate that trains to the end is taken to be that of training alone once, and a half more.
     """
     assert config.seconds is not None
-    lot = min(lot, FEWEST_SPLITS)
     clock, trainings = perf_counter(), []
     for r in range(lot):
         split = _split(owners, config, r, most)
