@@ -55,7 +55,7 @@ MORE = {
     r"run \S+newcomers": "-s data.server_rows=20",
     r"run \S+(devices|views)\.toml": "-s columns.aligned=60",
     r"reproduce --all": "--plan",
-    r"reproduce augfl": "-s data.name=digits -s data.server_rows=60",
+    r"reproduce augfl": "-s data.name=digits -s data.clients=20 -s data.server_rows=60",
     r"reproduce (fedal|afind)-": "-s data.name=digits -s data.options.rows=20",
     r"sweep ": "-s data.clients=2 -s sweep.confirm=[10]",
 }

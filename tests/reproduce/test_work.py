@@ -67,7 +67,7 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
         ("fedal-table-6", "α = 5", ["FedAL", "FedMD"], {"data": {"options": {"rows": 20}}}),
         ("afind-table-2", "CIFAR-10, c = 5", ["FedAvg-FT", "+ i + ii + iii"], {}),
         ("evfl-table-8", "zero 3", ["FedHSSL", "Proto-EVFL"], {"columns": {"aligned": 50, "unaligned": 100}}),
-        ("augfl-table-2", "EMNIST", ["Per-FedAvg", "AugFL with PM"], {"data": {"server_rows": 100}}),
+        ("augfl-table-2", "EMNIST", ["Per-FedAvg", "AugFL with PM"], {"data": {"clients": 20, "server_rows": 100}}),
     ],
 )
 def test_published_tables_are_run(
