@@ -90,6 +90,8 @@ def test_times_multiply_the_right(made: Made) -> None:
     assert found.seeds == pytest.approx({0: 2, 1: 3, 2: 1})
     assert found.ratio == pytest.approx(50)
     assert found.found == "+2.0\u00a0points (−0.8 to +4.8), 50 times: too wide; 12 seeds would decide"
+    more = claims(made, {**numbers, (A, "α = 5"): [100, 101, 99, 100], (A, "α = 0.1"): [100, 101, 99, 100]}, times=49)
+    assert more.ratio == found.ratio, "of the seeds that both sides have"
 
 
 def test_an_end_near_an_edge_shows_on_which_side_it_lies(made: Made) -> None:

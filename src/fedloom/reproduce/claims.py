@@ -339,7 +339,9 @@ class ClaimTest:
             by_seed = self.differences[min(means, key=lambda at: abs(means[at] - (decision.mean or 0.0)))]
         ratio = None
         if self.claim.times != 1 and self.differences:
-            above, below = (sum(self._mean(term).values()) for term in self.parts[0][:2])
+            counted = [*self.differences[0]][: decision.seeds or None]
+            sides = (self._mean(term) for term in self.parts[0][:2])
+            above, below = (sum(values.get(seed, 0.0) for seed in counted) for values in sides)
             ratio = above / below if below and math.isfinite(above) and math.isfinite(below) else None
         return ClaimResult(
             text=self.claim.text,
