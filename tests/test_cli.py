@@ -308,6 +308,8 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "fedal", "--resume"], "no run of 'fedal' in runs/"),
         (["run", "--method", "nowhere.py"], "nowhere.py does not exist"),
         (["compare", "fedal", "local", "--seeds", "a"], "--seeds takes numbers"),
+        (["compare", "fedal", "quickstart"], "quickstart is an experiment, not a method: use fedloom run quickstart"),
+        (["compare", "a.toml", "fedal"], "or fedloom compare METHOD... --config a.toml"),
         (["report", "nowhere"], "nowhere"),
         (["list", "mehtods"], "Did you mean 'methods'?"),
         (["data", "digits", "--clients", "5000"], "5000"),

@@ -125,8 +125,14 @@ def compare(
     [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
     """
     _refuse_missing_file(settings or (), federation is not None or engine == "net")
-    from fedloom.experiment.reading import read, seeds_of
+    from fedloom.experiment.reading import experiments, read, seeds_of
 
+    shipped = experiments()
+    if (name := next((n for n in names if n.endswith(".toml") or n in shipped), None)) is not None:
+        raise ConfigError(
+            f"{name} is an experiment, not a method: use fedloom run {name}, "
+            f"or fedloom compare METHOD... --config {name}"
+        )
     compared = {"methods": names, "seeds": seeds_of(seeds)}
     flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device, federation), "compare": compared}
     experiment = read(base or names[0], settings or (), flags, trust or ())
