@@ -179,6 +179,16 @@ def test_a_slow_choice_is_worth_several_batches(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
+def test_a_budget_archives_finished_runs_before_the_next_batch(tmp_path: Path) -> None:
+    tables, kept = {"one": parsed(TINY.replace("[small]\n", SECOND), "one")}, list[int]()
+
+    def tell(batch: Batch) -> None:
+        kept.append(len(Archive(tmp_path / "archive").read("small", "one")))
+
+    spend(lambda: planned(tmp_path, tables), 3600, lambda _: 1e3, workers=1, stop=lambda: len(kept) > 1, tell=tell)
+    assert kept[0] == 0 and kept[1] == len([*(tmp_path / "runs").glob("*/result.json")]) > 0
+
+
 def test_a_budget_continues_another_day(tmp_path: Path) -> None:
     """The first day runs the planned seeds; the next one adds seeds, up to the next look, where they decide nothing."""
     told: list[Batch] = []

@@ -39,7 +39,7 @@ class Batch:
 
 
 def batches(plan: Plan) -> list[Batch]:
-    """The next batch of each claim without a verdict."""
+    """The next batch of each claim without a verdict. Runs that have finished since the last call are archived."""
     return [batch for one in plan.planned for batch in _batches(plan, one)]
 
 
@@ -48,6 +48,7 @@ def _batches(plan: Plan, one: Planned) -> list[Batch]:
     found = gather(
         one.name, one.reproduction, one.scale, one.cells, plan.folder, {}, one.asked, archived, plan.archive_key
     )
+    plan.archive.add(one.scale, one.name, found.records.values())  # now, as a budget is long and may be killed
     results = check_claims(one.reproduction.claims, found)
     made: dict[str, Batch] = {}
     for claim, result in zip(one.reproduction.claims, results, strict=True):
