@@ -491,7 +491,10 @@ def test_local_epochs_are_as_many_steps_as_cover_the_rows_so_often(local_rows: s
     rows = len(toy.party(0).data) - (0 if local_rows == "all" else toy.contexts[0].aligned)
     number = math.ceil(2 * rows / toy.cfg.batch_size)
     assert number != toy.cfg.steps
-    assert same(toy.run(2).states(), Columns(PROTO, local_rows=local_rows, steps=number).run(2).states())
+    states = toy.run(2).states()
+    assert same(states, Columns(PROTO, local_rows=local_rows, steps=number).run(2).states())
+    shared = Columns(PROTO, local_rows=local_rows, local_epochs="epochs", epochs=2)
+    assert same(shared.run(2).states(), Columns(PROTO, local_rows=local_rows, steps=number, epochs=2).run(2).states())
 
 
 def test_without_unaligned_rows_training_on_them_is_reported() -> None:

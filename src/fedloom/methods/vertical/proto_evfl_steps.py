@@ -6,7 +6,7 @@ Shapes: f (n, d) embeddings, mu (Z, d) prototypes, p (Z,) prior, s (n, Z) simila
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -38,8 +38,9 @@ class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
     """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     steps: int = Field(25, ge=0)
     """Local steps of a passive party in a round; 0 keeps the initial extractors."""
-    local_epochs: int | None = Field(None, ge=1)
-    """τ of a passive party: as many steps as this many epochs over the rows that it draws from; None for `steps`."""
+    local_epochs: Annotated[int, Field(ge=1)] | Literal["epochs"] | None = None
+    """τ of a passive party: as many steps as this many epochs over the rows that it draws from. `epochs` for as many
+    epochs as the active party makes (Table I); None for `steps`."""
     epochs: int = Field(3, ge=0)
     """Epochs of the active party over the aligned rows in a round."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -124,7 +125,8 @@ def local_steps(party: Party[Any]) -> int:
     cfg, left_out = party.cfg, 0 if party.cfg.local_rows == "all" else party.context.aligned
     if cfg.local_epochs is None:
         return int(cfg.steps)
-    number: int = math.ceil(cfg.local_epochs * (len(party.data) - left_out) / cfg.batch_size)
+    epochs = cfg.epochs if cfg.local_epochs == "epochs" else cfg.local_epochs
+    number: int = math.ceil(epochs * (len(party.data) - left_out) / cfg.batch_size)
     return number
 
 
