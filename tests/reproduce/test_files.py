@@ -102,6 +102,26 @@ def made() -> Reproduction:
     return parsed(TEXT, "mine")
 
 
+TABLE_I = {"ModelNet-10": 9, "Fashion-MNIST": 8, "Credit card default": 9, "Adult census income": 6}
+"""Proto-EVFL's Table I: epochs (τ) by data set, one number for passive and active parties."""
+VERTICAL_ROWS = {"active-only", "split", "ss-vfl", "fedhssl", "proto-evfl"}
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("evfl") and name != "evfl-table-2"])
+def test_at_the_papers_scale_epochs_are_those_of_table_i(name: str) -> None:
+    found, checked = known(name), 0
+    for cell in found.cells("paper", 1):
+        for run in cell.runs:
+            if run.method not in VERTICAL_ROWS:
+                continue
+            epochs = TABLE_I[found.data(cell.row, cell.column, "paper")]
+            assert run.params["epochs"] == epochs, cell.name
+            if run.method == "proto-evfl" and run.params.get("steps") != 0 and "τ = 8" not in cell.row.name:
+                assert run.params["local_epochs"] in ("epochs", epochs), cell.name
+            checked += 1
+    assert checked
+
+
 def test_a_cell_is_made_of_scale_column_and_row() -> None:
     found = made()
     one, two, *_ = found.cells("small")
