@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -50,6 +52,28 @@ def test_steps_are_those_of_torch(ours: Any, theirs: Any, norm: bool) -> None:
     for name, value in module.state_dict().items():
         assert torch.allclose(flat.module.state_dict()[name], value, atol=1e-6), name
     assert torch.allclose(flat.infer(X), module.eval()(X), atol=1e-6)
+
+
+def test_networks_of_one_size_can_be_trained_in_two_threads() -> None:
+    meet = threading.Barrier(2, timeout=60)
+
+    class Meeting(Adam):
+        """Moves only when both threads have their gradient."""
+
+        def move(self, *args: Any, **kwargs: Any) -> None:
+            meet.wait()
+            super().move(*args, **kwargs)
+
+    def train(network: Network, rows: slice) -> Tensor:
+        for _ in range(3):
+            network.minimize(lambda: F.cross_entropy(network(X[rows]), Y[rows]))
+        return network.flat
+
+    halves = slice(0, 12), slice(12, 24)
+    with ThreadPoolExecutor(2) as threads:
+        together = [*threads.map(train, [Network(net(), Meeting(0.01)) for _ in halves], halves)]
+    for both, half in zip(together, halves, strict=True):
+        assert torch.equal(both, train(Network(net(), Adam(0.01)), half))
 
 
 def test_parameters_are_views_of_one_vector() -> None:

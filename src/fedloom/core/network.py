@@ -6,6 +6,7 @@ one copy, and an engine can place the state in shared memory, on disk, or beside
 
 import contextlib
 import struct
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -96,7 +97,6 @@ class Network:
             views[f.part][f.name] = f.view(memory).data  # autograd then tracks the version of each separately
         self.flat = views["params"].pop("")
         self.slots, self._buffers = views["opt"], views["buffers"]
-        self._gradient = _scratch(self.flat.numel(), self.flat.dtype, self.flat.device)
         self._views: dict[str, Tensor] = {}
         self._moving: dict[str, dict[str, Tensor]] = {}  # each parameter's part of the slots
         start = 0
@@ -304,8 +304,10 @@ class Network:
             p.grad = None
         rates = self.optimizer.tick(self.slots)
         if self.slots:  # several operations, each on one vector
-            torch.cat([flattened(g, self.format) for g in grads], out=self._gradient)
-            self.optimizer.move(self.flat, self._gradient, self.slots, *rates)
+            flat = self.flat
+            vector = _scratch(flat.numel(), flat.dtype, flat.device, threading.get_ident())
+            torch.cat([flattened(g, self.format) for g in grads], out=vector)
+            self.optimizer.move(flat, vector, self.slots, *rates)
         else:  # one operation, for which copying the gradients does not pay
             for w, g in zip(self._views.values(), grads, strict=True):
                 self.optimizer.move(w, g, {}, *rates)
@@ -405,8 +407,8 @@ def of_the_batch(module: nn.Module) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _scratch(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One gradient vector (P,) for all networks of a size; every step overwrites it."""
+def _scratch(numel: int, dtype: torch.dtype, device: torch.device, thread: int) -> Tensor:
+    """One gradient vector (P,) for all networks of a size in a thread; every step overwrites it."""
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
