@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +20,7 @@ from fedloom.cli import main
 from fedloom.cli.app import app
 from fedloom.cli.listing import listing
 from fedloom.methods import registry
+from fedloom.reproduce.verdicts import VERDICTS
 from tests.test_architecture import ALLOWED
 
 ROOT = Path(__file__).parents[1]
@@ -159,3 +162,44 @@ def test_the_architecture_page_names_what_the_test_holds() -> None:
     for name in ALLOWED:
         assert f"`{name}`" in text or f"`{name}/`" in text, name
         assert f">{name}<" in picture, name
+
+
+PAPERS = {"fedal": "FedAL", "afind": "AFIND+", "evfl": "Proto-EVFL", "augfl": "AugFL"}
+RESULT = re.compile(
+    r"^\| [^|]+ \| \[([^\]]+)\]\(reproduced/((?:paper/)?)([\w-]+)/table\.md\) \| ([^|]+) \| ([^|]+) \| ([\w ]+) \|$",
+    re.M,
+)
+"""A row of a table of results: place, scale, page, printed effect, our interval, verdict."""
+
+
+def claims_of(folder: str) -> dict[str, list[dict[str, Any]]]:
+    """The archived claims by table or figure."""
+    text = (ROOT / "docs/reproduced" / folder / "claims.json").read_text(encoding="utf-8")
+    return {one["name"]: [claim | {"place": one["place"]} for claim in one["claims"]] for one in json.loads(text)}
+
+
+def test_every_result_is_that_of_an_archived_claim() -> None:
+    rows = RESULT.findall((ROOT / "docs/reproduce.md").read_text(encoding="utf-8"))
+    assert len(rows) > 70
+    for place, scale, page, printed, here, verdict in rows:
+        shown = {
+            (
+                claim["place"],
+                "—" if claim["printed"] is None else f"{claim['printed']:+.1f}".replace("-", "−"),
+                claim["found"].replace("\xa0", " ").replace(" points", "").split(", printed")[0].split(":")[0],
+                claim["verdict"],
+            )
+            for claim in claims_of(scale)[page]
+        }
+        assert (place, printed, here, verdict) in shown, (page, printed, here, verdict)
+
+
+def test_verdicts_are_counted_as_in_the_archive() -> None:
+    text, counted = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8"), Counter[tuple[str, str]]()
+    for page, claims in claims_of("").items():
+        counted.update((page.split("-")[0], claim["verdict"]) for claim in claims if not claim["same_runs_as"])
+    for system, paper in PAPERS.items():
+        row = " | ".join(str(counted[system, verdict]) for verdict in VERDICTS)
+        assert f"| {paper} | {row} |" in text
+    informing = sum(n for (_, verdict), n in counted.items() if verdict in VERDICTS[:3])
+    assert f"{informing} of {counted.total()} claims inform" in text
