@@ -278,8 +278,9 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -
 def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]
-    short = {"pretrain": 1} if "pretrain" in method.config.model_fields else {}
-    rounds = max(2, method.configure().min_rounds)
+    few_of = {"pretrain": 1, "pretrain_rounds": 1, "local_rounds": 1}
+    short = {key: number for key, number in few_of.items() if key in method.config.model_fields}
+    rounds = max(2, method.configure(params=short).min_rounds)
     few = {"test_fraction": 0.8, "test_rows": 60}
     result, columns = (
         fedloom.run(name, rounds=rounds, data=few, params=short),

@@ -328,11 +328,11 @@ def test_the_calibrated_threshold_still_holds_the_groups_many_rounds_later() -> 
 
 @pytest.mark.parametrize("size", [2, 5, 8, 10])
 def test_anchored_groups_of_any_size_are_found_and_kept(size: int) -> None:
-    """From messages alone: no peer is told of groups. Fifty rounds for the two small ones, whose peers are few."""
+    """From messages alone: no peer is told of groups. Twenty rounds for the two small ones, whose peers are few."""
     planted = Planted(0, clients=5 * size, rows=24, threshold="anchored", mode="cheap", lr=0.05)
     mates = {i: {j for j in range(5 * size) if j // size == i // size and j != i} for i in range(5 * size)}
     assert planted.run(1).coresets() == mates
-    assert planted.run(49 if size <= 5 else 2).coresets() == mates
+    assert planted.run(19 if size <= 5 else 2).coresets() == mates
 
 
 def test_the_largest_gap_separates_groups_of_any_size_and_none() -> None:
