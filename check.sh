@@ -8,11 +8,14 @@ ruff format --check .
 ruff check .
 
 wheels=$(mktemp -d)
-trap 'rm -rf "$wheels"; kill "$types" 2>/dev/null || true' EXIT
+trap 'rm -rf "$wheels"; kill "$beside" 2>/dev/null || true' EXIT
 
-# Types are checked beside the rest: alone they would keep one core busy for a minute, and the others waiting.
-mypy >"$wheels/types" 2>&1 &
-types=$!
+# Types are checked beside the rest: alone they would keep one core busy for a minute, and the others waiting. And every
+# extra must install together with the tested versions: nothing is downloaded twice, and nothing is installed.
+{
+  mypy && python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]"
+} >"$wheels/beside" 2>&1 &
+beside=$!
 
 # The wheel, built from the sdist as a release is, holds what an installation needs beside the code.
 python -m build --no-isolation -o "$wheels" . >/dev/null
@@ -23,9 +26,6 @@ done
 
 # The documentation site builds, and no link or reference in it is broken.
 python -m sphinx -q -W --keep-going docs "$wheels/site"
-
-# Every extra installs together with the tested versions. Nothing is downloaded twice, and nothing is installed.
-python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]"
 
 # Three at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
 tested=0
@@ -40,6 +40,6 @@ if [ "$tested" = 1 ] && python -c 'import json; exit(len(json.load(open(".pytest
 fi
 
 checked=0
-wait "$types" || checked=$?
-cat "$wheels/types"
+wait "$beside" || checked=$?
+cat "$wheels/beside"
 exit $((tested ? tested : checked))
