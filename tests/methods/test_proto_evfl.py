@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fedloom import methods
 from fedloom.core.context import Rows, aligned_plan
 from fedloom.core.engine import Failure
-from fedloom.core.errors import MethodError
+from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.evaluation import predictions_alone
 from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
@@ -495,6 +495,12 @@ def test_local_epochs_are_as_many_steps_as_cover_the_rows_so_often(local_rows: s
     assert same(states, Columns(PROTO, local_rows=local_rows, steps=number).run(2).states())
     shared = Columns(PROTO, local_rows=local_rows, local_epochs="epochs", epochs=2)
     assert same(shared.run(2).states(), Columns(PROTO, local_rows=local_rows, steps=number, epochs=2).run(2).states())
+
+
+@pytest.mark.parametrize("epochs", [0, 1.5, True, "all"])
+def test_local_epochs_are_a_number_or_those_of_the_active_party(epochs: object) -> None:
+    with pytest.raises(ConfigError, match='must be a number of epochs of at least 1, or "epochs"'):
+        PROTO.configure(params={"local_epochs": epochs})
 
 
 def test_without_unaligned_rows_training_on_them_is_reported() -> None:

@@ -6,10 +6,10 @@ Shapes: f (n, d) embeddings, mu (Z, d) prototypes, p (Z,) prior, s (n, Z) simila
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,7 +38,7 @@ class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
     """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     steps: int = Field(25, ge=0)
     """Local steps of a passive party in a round; 0 keeps the initial extractors."""
-    local_epochs: Annotated[int, Field(ge=1)] | Literal["epochs"] | None = None
+    local_epochs: int | Literal["epochs"] | None = None
     """τ of a passive party: as many steps as this many epochs over the rows that it draws from. `epochs` for as many
     epochs as the active party makes (Table I); None for `steps`."""
     epochs: int = Field(3, ge=0)
@@ -85,6 +85,13 @@ class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
     Embeddings are sent as before."""
     rollback: bool = True
     """Whether a passive party restores its previous extractor if the new one collapses."""
+
+    @field_validator("local_epochs", mode="before")
+    @classmethod
+    def _check_local_epochs(cls, epochs: Any) -> Any:
+        if epochs not in ("epochs", None) and (type(epochs) is not int or epochs < 1):
+            raise ValueError('must be a number of epochs of at least 1, or "epochs"')
+        return epochs
 
     @model_validator(mode="after")
     def _check_principal(self) -> Self:
