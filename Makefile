@@ -40,7 +40,7 @@ $(VENV)/bin/python:
 	  { echo "This Python can't make virtual environments: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# pip would compile every file of torch for half a minute: without it, Python compiles what the demo imports, and keeps that.
+# pip would compile every file of torch for half a minute: without it, Python compiles what is imported, and keeps that.
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
 	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e .
@@ -48,5 +48,5 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install -c constraints.txt $(INDEX) -e ".[dev]"
+	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e ".[dev]"
 	@touch $@ $(VENV)/.core

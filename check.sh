@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
+unset PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the code again
 
 ruff format --check .
 ruff check .
@@ -27,11 +28,11 @@ done
 # The documentation site builds, and no link or reference in it is broken.
 python -m sphinx -q -W --keep-going docs "$wheels/site"
 
-# Three at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
+# Four at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
 tested=0
-python -m pytest -n 3 --dist worksteal "$@" || tested=$?
+python -m pytest -n 4 --dist worksteal "$@" || tested=$?
 
-# Tests of processes and sockets share this machine with two others. Up to three that failed run once more, one at a
+# Tests of processes and sockets share this machine with three others. Up to three that failed run once more, one at a
 # time; those that fail again fail the check, and those that pass are named in the output, as they still need mending.
 if [ "$tested" = 1 ] && python -c 'import json; exit(len(json.load(open(".pytest_cache/v/cache/lastfailed"))) > 3)'; then
   echo "Run once more, one at a time; a test that passes now is flaky, so please report it:"

@@ -156,7 +156,7 @@ def test_a_run_imports_nothing_it_does_not_need() -> None:
     """What is slow to import must not stand before the first round."""
     code = (
         "import sys, fedloom; fedloom.run('fedal', rounds=1, models={'pool': ['mlp']});"
-        "slow = ('matplotlib', 'datasets', 'pandas', 'scipy', 'sklearn', 'torch._dynamo');"
+        "slow = ('matplotlib', 'datasets', 'pandas', 'scipy', 'sklearn', 'sympy', 'torch._dynamo');"
         "print([m for m in slow if m in sys.modules])"
     )
     for _ in range(2):  # the first reads the digits through scikit-learn, the second from the cache

@@ -108,6 +108,24 @@ def test_a_pass_is_not_reused_after_the_weights_moved() -> None:
     assert torch.equal(network.flat, twin.flat)
 
 
+def test_descend_moves_along_the_gradients_of_torch_s_backward() -> None:
+    network, module = Network(net(), SGD(0.1)), net()
+    gradient = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
+    network.descend(X, gradient)
+    module(X).backward(gradient)
+    for ours, theirs in zip(network.parameters.values(), module.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach() - 0.1 * theirs.grad)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (24, 1), (24,), (3, 24)])
+def test_descend_refuses_a_gradient_of_another_shape(shape: tuple[int, ...]) -> None:
+    network = Network(net(), SGD(0.1))
+    before = network.flat.clone()
+    with pytest.raises(ValueError, match=r"gradient of shape \(.*\) for outputs of shape \(24, 3\)"):
+        network.descend(X, torch.ones(shape))
+    assert torch.equal(network.flat, before)
+
+
 def test_rollback_restores_everything() -> None:
     network = Network(net(norm=True), Adam(0.01))
     before = {part: {k: v.clone() for k, v in tree.items()} for part, tree in network.state().items()}

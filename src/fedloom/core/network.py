@@ -148,7 +148,7 @@ class Network:
         """One optimizer step on the scalar `loss(*batch)`; returns its value () before the step."""
         if only is None:
             value = self._value(loss, batch)
-            self._step(value, None)
+            self._step(value)
             return value.detach()
         value, gradients = self.gradient(loss, *batch, of=only)
         self._keep()
@@ -257,9 +257,15 @@ class Network:
         return torch.stack([self.minimize(loss, x, y, only=only) for x, y in batches]).mean()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One optimizer step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
+        """One optimizer step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`.
+
+        Raises ValueError if `gradient` does not have the outputs' shape.
+        """
         _, outputs, moved = self._pass(x)
-        self._step(outputs, gradient)
+        if gradient.shape != outputs.shape:
+            raise ValueError(f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}")
+        # The same gradients as those of outputs.backward(gradient), which imports SymPy: half a second in each process.
+        self._step((outputs * gradient).sum())
         copy_state(self._buffers, moved, "buffers")
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -295,10 +301,11 @@ class Network:
         for owner, key, name in self.owners:
             owner[key] = buffers[name]
 
-    def _step(self, outputs: Tensor, gradient: Tensor | None) -> None:
+    def _step(self, value: Tensor) -> None:
+        """One optimizer step along the gradient of `value` ()."""
         self._keep()
         self._sent = None
-        outputs.backward(gradient)  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for p in self.parameters.values():
             p.grad = None
