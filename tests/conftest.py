@@ -13,6 +13,7 @@ from fedloom.core.errors import warn_once
 from tests.command import fedloom as fedloom
 
 torch.set_num_threads(1)
+os.fsync = lambda _: None  # a test can kill a process, but not cut the power: what is written stays readable
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedloom-tests-")  # nothing of a user's own is touched
 os.environ.pop("FEDLOOM_DATA", None)
 # Ray would write a token into the user's home, and count its users over the network.
