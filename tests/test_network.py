@@ -110,9 +110,11 @@ def test_a_pass_is_not_reused_after_the_weights_moved() -> None:
 
 def test_descend_moves_along_the_gradients_of_torch_s_backward() -> None:
     network, module = Network(net(), SGD(0.1)), net()
-    gradient = torch.randn(24, 3, generator=torch.Generator().manual_seed(2))
+    scale = torch.tensor(2.0, requires_grad=True)
+    gradient = scale * torch.randn(24, 3, generator=torch.Generator().manual_seed(2))  # a constant, as for torch
     network.descend(X, gradient)
     module(X).backward(gradient)
+    assert scale.grad is None
     for ours, theirs in zip(network.parameters.values(), module.parameters(), strict=True):
         torch.testing.assert_close(ours.detach(), theirs.detach() - 0.1 * theirs.grad)
 

@@ -265,7 +265,7 @@ class Network:
         if gradient.shape != outputs.shape:
             raise ValueError(f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}")
         # The same gradients as those of outputs.backward(gradient), which imports SymPy: half a second in each process.
-        self._step((outputs * gradient).sum())
+        self._step((outputs * gradient.detach()).sum())
         copy_state(self._buffers, moved, "buffers")
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
