@@ -28,6 +28,10 @@ done
 # The documentation site builds, and no link or reference in it is broken.
 python -m sphinx -q -W --keep-going docs "$wheels/site"
 
+# Compile the tests and what they import once: each of the four processes would do so for itself. The tests below report
+# what goes wrong here.
+python -m pytest --collect-only -q "$@" >/dev/null 2>&1 || true
+
 # Four at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
 tested=0
 python -m pytest -n 4 --dist worksteal "$@" || tested=$?

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import secrets
+import shutil
 import tempfile
 
 import pytest
@@ -14,7 +16,8 @@ from tests.command import fedloom as fedloom
 
 torch.set_num_threads(1)
 os.fsync = lambda _: None  # a test can kill a process, but not cut the power: what is written stays readable
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedloom-tests-")  # nothing of a user's own is touched
+os.environ["XDG_CACHE_HOME"] = CACHE = tempfile.mkdtemp(prefix="fedloom-tests-")  # nothing of a user's own is touched
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 os.environ.pop("FEDLOOM_DATA", None)
 # Ray would write a token into the user's home, and count its users over the network.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
