@@ -149,7 +149,8 @@ def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[st
         for name, systems, own in groups
     ]
     heads = ("Paper", "Tables and figures", *(fmt.capital(verdict) for verdict in VERDICTS), "Time")
-    counts = PageTable("Claims by verdict, and the wall time of the runs", heads, rows, prose=True)
+    caption = "Claims by verdict, and the wall time of the runs; those that several tables share count in each"
+    counts = PageTable(caption, heads, rows, prose=True)
     each = {name: dict(zip(VERDICTS, _verdicts(lines, [name]), strict=True)) for name in papers}
     svg = overview("overview", {SYSTEM_NAMES[name]: numbers for name, numbers in each.items()})
     figures = [Figure("Claims by verdict", svg, wide=True)] if outcomes else []
