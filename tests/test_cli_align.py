@@ -126,7 +126,7 @@ def test_mistakes_get_a_sentence(arguments: list[str], text: str, fedloom: Calla
     [
         (b"", "must begin with a line of column names"),
         (b"patient,y\n", "has a header but no rows"),
-        (b"patient;y\na;1\n", "no column 'patient'; it has: patient;y; are its fields separated by commas?"),
+        (b"patient;y\na;1\n", "columns are separated by semicolons. Separate them by commas"),
         (b"patient,patient\na,b\n", "has 2 columns called 'patient'"),
         (b"patient,y\na,1\nb,1,2\n", "bad.csv, line 3: 3 fields, but the header has 2"),
         (b"patient,y\na,1\nb,\xff\n", "bad.csv, line 3 is not UTF-8 text"),

@@ -143,6 +143,8 @@ def test_labels_stay_at_the_first_party(files: list[Path]) -> None:
         ("id,id\n1,2\n", "must be unique"),
         ("id,\n1,2\n", "must be unique"),
         ('id,a\n"1,2\n', "cannot be read"),
+        ("id;a\n1;2,5\n", "separated by semicolons. Separate them by commas, and write decimals with a point"),
+        ("id\ta\n1\t2\n", "separated by tabs"),
     ],
 )
 def test_broken_csv_files(tmp_path: Path, text: str, message: str) -> None:
@@ -157,8 +159,8 @@ def test_a_csv_keeps_text_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbfid, a\r\n007,"x, y"\r\n\r\n008, z \r\n')
     assert read_csv(path) == {"id": ["007", "008"], "a": ["x, y", "z"]}
     (tmp_path / "b.csv").write_bytes(b"id\n\xff\n")
-    for name in ("b.csv", "missing.csv"):
-        with pytest.raises(DataError, match="cannot be read"):
+    for name, message in {"b.csv": "is not text in UTF-8", "missing.csv": "cannot be read"}.items():
+        with pytest.raises(DataError, match=message):
             read_csv(tmp_path / name)
 
 

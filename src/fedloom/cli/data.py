@@ -16,13 +16,16 @@ from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, writte
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedloom.data.options import DataOptions
+    import numpy as np
+
+    from fedloom.data.options import DataOptions, Understanding
     from fedloom.experiment.data_config import DataConfig
 
 SHOWN = 10
 """Names in a list."""
 MOST_CLASSES = 8
 """Columns of the table of owners."""
+FREE_TEXT = "free text"
 KINDS = {"number": "numbers", "category": "categories", "text": "texts, hashed"}
 
 
@@ -185,9 +188,7 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     """Print how a file's columns are interpreted."""
     import tomli_w
 
-    from fedloom.data.own import interpret
-
-    found, images = interpret(name, options)
+    found, images = _first_look(name, options)
     settings = {"data": {"name": name, **found.settings()}}
     kinds = {kind: [column for column, own in found.kinds.items() if own == kind] for kind in found.kinds.values()}
     if as_json:
@@ -236,15 +237,30 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     say(tomli_w.dumps(settings).rstrip())
 
 
+def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.ndarray | None]":
+    """The interpretation of a file; columns of free text, with which no run starts, are left out with a note."""
+    from fedloom.data.own import interpret
+    from fedloom.data.roles import FreeTextError
+
+    try:
+        return interpret(name, options)
+    except FreeTextError as error:
+        columns = error.columns
+    found, images = interpret(name, replace(options, drop=(*options.drop, *columns)))
+    dropped = {**found.dropped, **{column: f"{FREE_TEXT}, {what}" for column, what in columns.items()}}
+    note = (
+        f"Name a column of free text in data.keep, as in {['*', *columns]}, to hash each word into one of 32 columns."
+    )
+    return replace(found, dropped=dropped, notes=(*found.notes, note)), images
+
+
 def _print_sections(name: str, config: "DataConfig") -> None:
     """Print `[data]` of a run whose rows stay at nodes, and the section of `node.toml` for this file."""
-    from fedloom.data.own import interpret
-
     options = config.columns
-    found, images = interpret(name, options)
+    found, images = _first_look(name, options)
     if found.group_guess:
         options = replace(options, group=found.group_guess)
-        found, images = interpret(name, options)
+        found, images = _first_look(name, options)
     if images is not None:
         raise ConfigError(f"--at-nodes needs a table, but {name} has pictures: see docs/config.md for their schema")
     table, title = found.table, Path(name).stem
@@ -263,7 +279,11 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     lines += ["]", f"label = {_toml(found.label)}", f"classes = {_toml(list(table.classes))}", ""]
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
     lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
-    lines += [f"# {text} is left out: free text cannot be an input at nodes." for text in found.kinds.keys() - {*used}]
+    texts = [
+        *(found.kinds.keys() - {*used}),
+        *(name for name, why in found.dropped.items() if why.startswith(FREE_TEXT)),
+    ]
+    lines += [f"# {text} is left out: free text cannot be an input at nodes." for text in sorted(texts)]
     out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

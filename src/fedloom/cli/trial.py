@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.markup import escape
 
 from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, written
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedloom.experiment.trial import TrialResult
@@ -87,6 +88,7 @@ def trial(
     if existing and not force:
         raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
 
+    from fedloom.data.roles import FreeTextError
     from fedloom.experiment.trial import trial as run
 
     def progress(done: int, count: int, spent: float) -> None:
@@ -94,24 +96,30 @@ def trial(
             err.print(f"split {done} of {count}, {spent:.0f} s")
 
     limits: dict[str, Any] = {} if splits is None else {"splits": splits}
-    result = run(
-        data,
-        label=label,
-        group=group,
-        drop=drop or (),
-        keep=keep or (),
-        id=id,
-        missing=cast(Missing, missing),
-        unit=unit,
-        time=() if no_time else time,
-        budget=budget or (None if splits else "10m"),
-        progress=progress,
-        methods=tuple(method or ()),
-        metric=metric,
-        worth=worth,
-        seed=seed or 0,
-        **limits,
-    )
+    try:
+        result = run(
+            data,
+            label=label,
+            group=group,
+            drop=drop or (),
+            keep=keep or (),
+            id=id,
+            missing=cast(Missing, missing),
+            unit=unit,
+            time=() if no_time else time,
+            budget=budget or (None if splits else "10m"),
+            progress=progress,
+            methods=tuple(method or ()),
+            metric=metric,
+            worth=worth,
+            seed=seed or 0,
+            **limits,
+        )
+    except FreeTextError as error:
+        drops, keeps = (" ".join(f"--{way} {quote(name)}" for name in error.columns) for way in ("drop", "keep"))
+        raise DataError(
+            f"{error.found}. Leave out with {drops}, or hash each word into one of 32 columns with --keep '*' {keeps}."
+        ) from None
     text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
     if folder is not None:
         from fedloom.report import trial_page

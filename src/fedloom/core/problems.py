@@ -26,7 +26,10 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
         elif item["type"] in ("model_type", "dict_type"):
             lines.append(f"{where}: must be a table, not {_shown(item['input'])}")
         elif item["type"] in ("tuple_type", "list_type"):
-            lines.append(f"{where}: must be a list, such as [{_shown(item['input'])}], not {_shown(item['input'])}")
+            given = item["input"]
+            parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else [given]
+            example = ", ".join(map(_shown, parts))
+            lines.append(f"{where}: must be a list, such as [{example}], not {_shown(given)}")
         elif item["type"] == "too_short":
             lines.append(f"{where}: must have at least {item['ctx']['min_length']}")
         elif kind := next((name for start, name in _KINDS.items() if item["type"].startswith(start)), ""):

@@ -62,6 +62,26 @@ _PARTS = {
 _SEPARATORS = re.compile(r"\s*[|;,]\s*")
 
 
+class FreeTextError(DataError):
+    """A table has columns of free text.
+
+    Args:
+        name: of the table.
+        columns: of free text, each with the number of its different values, in words.
+    """
+
+    def __init__(self, name: str, columns: Mapping[str, str]) -> None:
+        self.columns = columns
+        self.found = (
+            f"{name!r} has {'a column' if len(columns) == 1 else 'columns'} of free text: "
+            f"{', '.join(f'{column!r} ({what})' for column, what in columns.items())}"
+        )
+        super().__init__(
+            f"{self.found}. Leave out with data.drop = {[*columns]}, or name in data.keep, as in {['*', *columns]}, to "
+            "hash each word into one of 32 columns."
+        )
+
+
 @dataclass
 class _Candidates:
     """Raw columns by name; those that have a role are taken out."""
@@ -111,7 +131,8 @@ def understand(
 
     Raises:
         DataError: a named column does not exist; there is no label, one class only, or a number to predict; an owner is
-            missing; a column is free text.
+            missing.
+        FreeTextError: a column is free text.
     """
     table, named = _Candidates(name, dict(columns)), named or {}
     notes: list[str] = []
@@ -449,11 +470,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             if kinds[column] == "text" and column not in options.keep:
                 free[column] = f"{count} different {'dates' if _dates(known) else 'texts'}"
     if free:
-        raise DataError(
-            f"{table.name!r} has {'a column' if len(free) == 1 else 'columns'} of free text: "
-            f"{', '.join(f'{column!r} ({what})' for column, what in free.items())}. Leave out with data.drop = "
-            f"{list(free)}, or name in data.keep, as in {['*', *free]}, to hash each word into one of 32 columns."
-        )
+        raise FreeTextError(table.name, free)
     if not table.values:
         raise DataError(f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in data.keep.")
     return kinds

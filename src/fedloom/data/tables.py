@@ -16,6 +16,7 @@ MISSING = "?"
 """The category of missing text."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _BOOLEANS = {"True": True, "true": True, "TRUE": True, "False": False, "false": False, "FALSE": False}
 _MISSING_VALUES = {"", MISSING, ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None"}
 
@@ -45,13 +46,14 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
     All values stay text, so that an id keeps its leading zeros.
 
     Raises:
-        DataError: the file is unreadable or has no rows, a row's length differs from the header's, a column name is
-            empty or repeated, or a needed column is missing.
+        DataError: the file is unreadable, has no rows or no commas, a row's length differs from the header's, a column
+            name is empty or repeated, or a needed column is missing.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
             names = [name.strip() for name in next(lines, [])]
+            refuse_other_separators(path, names)
             values: list[str] = []  # of all rows, one after the other: quicker than a list for each row
             for row in lines:
                 if row and len(row) != len(names):
@@ -60,8 +62,10 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
                         f"{len(row)}; correct that line."
                     )
                 values += row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a CSV file in UTF-8 ({error}).") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a CSV file ({error}).") from error
     if len(set(names)) < len(names) or "" in names:
         raise DataError(f"{path}: column names must be unique and not empty, but the header is {names}; rename them.")
     for name in needed:
@@ -72,6 +76,16 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
     stripped = {word: word.strip() for word in set(values)}  # equal words become one object, whose hash is known
     values = [*map(stripped.__getitem__, values)]
     return {name: values[place :: len(names)] for place, name in enumerate(names)}
+
+
+def refuse_other_separators(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError if the only column name looks like several that no comma separates."""
+    for mark, word in _OTHER_SEPARATORS.items():
+        if len(names) == 1 and mark in names[0]:
+            raise DataError(
+                f"{path}: the columns are separated by {word}. Separate them by commas, and write decimals with a "
+                "point."
+            )
 
 
 def text_values(words: Sequence[str]) -> np.ndarray:

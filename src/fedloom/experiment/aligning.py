@@ -18,6 +18,7 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.alignment import Alignment, Progress, align
+from fedloom.data.tables import refuse_other_separators
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.record import write_json
 
@@ -175,13 +176,13 @@ def _column(path: Path, header: Sequence[str], column: str) -> int:
     names = [name.strip() for name in header]
     if not names:
         raise DataError(f"{path} must begin with a line of column names, but its first line is empty")
+    refuse_other_separators(path, names)
     if names.count(column) == 1:
         return names.index(column)
     if column in names:
         raise DataError(f"{path} has {names.count(column)} columns called {column!r}; rename all but one")
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    hint = "; are its fields separated by commas?" if len(names) == 1 and set(names[0]) & set(";\t|") else ""
-    raise DataError(f"{path} has no column {column!r}; it has: {shown}{hint}")
+    raise DataError(f"{path} has no column {column!r}; it has: {shown}")
 
 
 def _targets(files: Sequence[Path], folder: Path, force: bool) -> list[tuple[Path, Path]]:
