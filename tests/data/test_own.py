@@ -217,6 +217,8 @@ def test_free_text_is_refused_or_hashed() -> None:
         read_data(patients(notes=notes), label="disease")
     with pytest.raises(DataError, match="60 different dates"):
         read_data(patients(seen=[f"2024-01-01 10:{row}" for row in range(N)]), label="disease", keep=["*", "age"])
+    with pytest.raises(DataError, match=r"60 different numbers such as '7,0': write digits and a decimal point"):
+        read_data(patients(weight=[f"7{row},0" if row else "7,0" for row in range(N)]), label="disease")
     data = read_data(patients(notes=notes), label="disease", group="hospital", keep=["*", "notes"])
     assert sum(column.startswith("notes#") for column in data.columns) == 32 and data.x.shape == (N, 3 + 32)
     np.testing.assert_allclose(np.linalg.norm(data.x[:, 3:], axis=1), 1, rtol=1e-5)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
-from fedloom.data.tables import MISSING, RawTable, different, refuse_mistakes, texts, typed
+from fedloom.data.tables import MISSING, RawTable, different, is_number, refuse_mistakes, texts, typed
 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
@@ -51,6 +51,7 @@ _IDENTIFIER = re.compile(
 )
 _CAMEL = re.compile(r"[a-z]I[dD]$")
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_NUMBER_AS_TEXT = re.compile(r"[-+]?[$€£]? ?\d[\d.,' ]*[%$€£]?")
 _TIMES = ("year", "month", "day", "hour", "minute", "second")
 _DATES = ("date", "datetime", "timestamp", "time")
 _SORTED = re.compile(r"\d{4}-\d\d-\d\d")
@@ -468,7 +469,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             refuse_mistakes(column, known)
             kinds[column] = "category" if count <= MAX_WORDS else "text"
             if kinds[column] == "text" and column not in options.keep:
-                free[column] = f"{count} different {'dates' if _dates(known) else 'texts'}"
+                free[column] = f"{count} different {_kind_of_text(known)}"
     if free:
         raise FreeTextError(table.name, free)
     if not table.values:
@@ -491,14 +492,28 @@ def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if known.dtype.kind == "O":
-        words = not _dates(known) and np.mean([len(word.split()) for word in known]) < 3
+        other = _dates(known) or _mostly(_NUMBER_AS_TEXT, known)
+        words = not other and np.mean([len(word.split()) for word in known]) < 3
         return "an identifier: another word in every row" if words else ""
     numbered = len(known) == rows and known.max() - known.min() == rows - 1
     return "an identifier: it counts the rows" if numbered else ""
 
 
+def _kind_of_text(known: np.ndarray) -> str:
+    if _dates(known):
+        return "dates"
+    if _mostly(_NUMBER_AS_TEXT, known):
+        odd = next(word for word in known if not is_number(word))
+        return f"numbers such as {odd!r}: write digits and a decimal point only"
+    return "texts"
+
+
 def _dates(known: np.ndarray) -> bool:
-    return sum(bool(_DATE.fullmatch(word)) for word in known) > len(known) / 2
+    return _mostly(_DATE, known)
+
+
+def _mostly(form: re.Pattern[str], known: np.ndarray) -> bool:
+    return sum(bool(form.fullmatch(word)) for word in known) > len(known) / 2
 
 
 def _matches(pattern: str, column: str) -> bool:
