@@ -1,6 +1,7 @@
 """A user's own tables and pictures: the roles of columns, owners, missing numbers, test rows, and clear refusals."""
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -256,11 +257,14 @@ def test_a_saved_recipe_encodes_new_rows() -> None:
         ({"part": ["train", "tset"] * 30}, {"label": "sex", "test": "part"}, "but has 'tset'"),
         ({"part": ["test"] * N}, {"label": "sex", "test": "part"}, "60 test rows of 60; both parts need rows"),
         ({"v": ["1", "2", "x"] + ["3"] * 57}, {"label": "sex"}, "'v' has numbers, but 1 of its 60 values are not"),
+        ({"v": [str(row % 55) for row in range(N)]}, {"label": "sex"}, "'v' .55 different numbers as text"),
+        ({"v": [[1, 2]] * N}, {"label": "sex"}, "'v' must have one value for each row"),
+        ({7: ["a"] * N, "7": ["b"] * N}, {"label": "sex"}, "'7' repeats; rename all but one"),
     ],
 )
-def test_what_cannot_be_used_is_refused(more: dict[str, Any], options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_used_is_refused(more: dict[Any, Any], options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_data(patients(**more), **options)
+        read_data({**patients(), **more}, **options)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
@@ -278,6 +282,11 @@ def test_rows_without_a_label_are_left_out_with_a_sentence() -> None:
     data = read_data(patients(disease=[None, "no", "yes"] * 20), label="disease", group="hospital")
     assert len(data.y) == 40 and any("20 of 60 rows have no label in 'disease'" in note for note in data.notes)
     assert data.groups is not None and set(data.groups.tolist()) == {0, 2}
+
+
+def test_decimals_are_numbers() -> None:
+    data = read_data(patients(price=[Decimal(row) / 4 for row in range(N)]), label="disease", group="hospital")
+    assert data.columns[-1] == "price" and data.x[:3, -1].tolist() == [0, 0.25, 0.5]
 
 
 def test_constant_and_empty_columns_are_dropped() -> None:

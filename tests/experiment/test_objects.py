@@ -303,6 +303,27 @@ def test_models_of_a_frame_are_exported_with_its_columns(tmp_path: Path) -> None
         fedloom.run("local", data=(X, Y), **SMALL).export(folder)
 
 
+def test_frames_have_nullable_types_and_names_of_any_type() -> None:
+    pandas = pytest.importorskip("pandas")
+    plain = pandas.DataFrame({"age": np.arange(240) % 50 + 0.0, "on": np.arange(240) % 3 > 1, "sick": Y % 2})
+    plain = plain.astype({"on": float})
+    plain.loc[3, ["age", "on"]] = np.nan
+    nullable = plain.convert_dtypes().astype({"on": "boolean"})
+    assert [str(kind) for kind in nullable.dtypes] == ["Int64", "boolean", "Int64"]
+    first, second = (
+        fedloom.load(objects.data_settings(frame, label="sick", columns={"missing": "median"})["name"])
+        for frame in (plain, nullable)
+    )
+    assert first.columns == second.columns == ("age", "on") and np.isnan(second.x[3]).all()
+    np.testing.assert_array_equal(first.x, second.x)
+    numbered = fedloom.load(objects.data_settings(pandas.DataFrame({0: X[:, 0], 1: Y % 2}), label="1")["name"])
+    assert numbered.columns == ("0",)
+    twice = pandas.concat([plain, plain[["age"]]], axis=1)
+    for message, frame in {"'age' repeats; rename": twice, "has no rows": plain[:0]}.items():
+        with pytest.raises(DataError, match=message):
+            objects.data_settings(frame, label="sick")
+
+
 def test_the_settings_of_a_file_s_columns_hold_for_a_frame() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({f"x{k}": X[:, k] for k in range(6)})

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -113,19 +114,12 @@ def interpret(
         if not hasattr(x, "keys"):
             x = np.asarray(x)
             if x.ndim == 4:
-                return understand({label: _array(y)}, options, title, picture=True), _pixels(x)
+                return understand({label: _array(label, y)}, options, title, picture=True), _pixels(x)
             if x.ndim != 2:
                 raise DataError(f"X must be (n, F) numbers or (n, C, H, W) images, not {x.shape}.")
             x = {f"x{number}": column for number, column in enumerate(x.T)}
         source = {**{str(column): x[column] for column in x.keys()}, label: y}  # noqa: SIM118 - or a data frame
-    if not hasattr(source, "keys") and hasattr(source, "columns"):  # polars
-        source = {column: source[column] for column in source.columns}
-    if not hasattr(source, "keys"):
-        raise DataError(
-            "Data must be a path, a mapping of columns, a pandas or polars frame, or (X, y), not a "
-            f"{type(source).__name__}."
-        )
-    columns = {str(column): _array(source[column]) for column in source.keys()}  # noqa: SIM118 - or a data frame
+    columns = columns_of(source)
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"All columns must have the same number of rows, but have {lengths}.")
@@ -187,7 +181,25 @@ def _pixels(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def _array(column: Any) -> np.ndarray:
+def columns_of(table: Table) -> dict[str, np.ndarray]:
+    """Name -> (n,) numbers with NaN, booleans, or objects that are text or None.
+
+    Raises:
+        DataError: this is no table, a name repeats, or a column has more than one value for a row.
+    """
+    if not hasattr(table, "keys") and not hasattr(table, "columns"):
+        raise DataError(
+            "Data must be a path, a mapping of columns, a pandas or polars frame, or (X, y), not a "
+            f"{type(table).__name__}."
+        )
+    keys = list(table.keys() if hasattr(table, "keys") else table.columns)
+    names = [str(key) for key in keys]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"Column names must be unique, but {repeated[0]!r} repeats; rename all but one.")
+    return {name: _array(name, table[key]) for name, key in zip(names, keys, strict=True)}
+
+
+def _array(name: str, column: Any) -> np.ndarray:
     """(n,) numbers with NaN, booleans, or objects that are text or None, from a list, array, or column of a frame."""
     missing = column.isna() if hasattr(column, "isna") else column.is_null() if hasattr(column, "is_null") else None
     try:
@@ -196,16 +208,16 @@ def _array(column: Any) -> np.ndarray:
         values = np.empty(len(column), dtype=object)
         values[:] = column
     if values.ndim != 1:
-        raise DataError(f"A column must have one value for each row, not the shape {values.shape}.")
+        raise DataError(f"Column {name!r} must have one value for each row, not the shape {values.shape}.")
     if values.dtype.kind in "biuf":
         return values
     values = values.astype(object)
-    gaps = np.array([value is None for value in values]) if missing is None else np.array(missing, dtype=bool)
-    gaps |= np.array([isinstance(value, float) and value != value for value in values])
+    gaps = np.zeros(len(values), dtype=bool) if missing is None else np.array(missing, dtype=bool)
+    gaps |= np.fromiter((value is None or (isinstance(value, float) and value != value) for value in values), bool)
     known = values[~gaps]
     if len(known) and all(isinstance(value, bool | np.bool_) for value in known):
         known = known.astype(float) if gaps.any() else known.astype(bool)
-    elif len(known) and all(isinstance(value, int | float | np.number) for value in known):
+    elif len(known) and all(isinstance(value, int | float | np.number | Decimal) for value in known):
         known = known.astype(np.float64)
     if known.dtype.kind in "fb":
         numbers = np.full(len(values), np.nan)

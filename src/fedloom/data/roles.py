@@ -503,8 +503,8 @@ def _kind_of_text(known: np.ndarray) -> str:
     if _dates(known):
         return "dates"
     if _mostly(_NUMBER_AS_TEXT, known):
-        odd = next(word for word in known if not is_number(word))
-        return f"numbers such as {odd!r}: write digits and a decimal point only"
+        odd = next((word for word in known if not is_number(word)), "")
+        return f"numbers such as {odd!r}: write digits and a decimal point only" if odd else "numbers as text"
     return "texts"
 
 

@@ -23,7 +23,7 @@ from fedloom.core.errors import DataError, ModelError
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
 from fedloom.data.dataset import Dataset
-from fedloom.data.own import read_data
+from fedloom.data.own import columns_of, read_data
 from fedloom.data.split import rows_hash
 from fedloom.experiment.data_config import DataConfig
 from fedloom.experiment.section import validated
@@ -120,11 +120,14 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
         held_out, test = test, None
     if test is not None and not _is_frame(test):
         raise DataError("test must be a frame, as data is, a share, a column, or names of owners.")
-    names = list(map(str, parts[0].columns))
-    for part in (*parts, *([] if test is None else [test])):
-        if list(map(str, part.columns)) != names:
-            raise DataError(f"all frames must have the columns {names}, but one has {list(map(str, part.columns))}.")
-    columns: dict[str, Any] = {name: np.concatenate([_column(part, name) for part in parts]) for name in names}
+    if test is not None and isinstance(data, list):
+        raise DataError("with one frame for each client, test must be a share of the rows.")
+    tables = [columns_of(part) for part in (*parts, *([] if test is None else [test]))]
+    names = [*tables[0]]
+    for table in tables:
+        if [*table] != names:
+            raise DataError(f"all frames must have the columns {names}, but one has {[*table]}.")
+    columns: dict[str, Any] = {name: np.concatenate([table[name] for table in tables]) for name in names}
     if isinstance(data, list):
         group = "client"
         columns[group] = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts]).astype(
@@ -132,24 +135,8 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
         )
     if test is None:
         return read_data(columns, label=label, group=group, test=held_out, **options)
-    sizes = len(columns[names[0]]), len(test)
-    columns = {name: np.concatenate([values, _column(test, name)]) for name, values in columns.items() if name in names}
-    columns[SPLIT] = np.repeat(["train", "test"], sizes).astype(object)
-    if isinstance(data, list):
-        raise DataError("with one frame for each client, test must be a share of the rows.")
+    columns[SPLIT] = np.repeat(["train", "test"], [len(data), len(test)]).astype(object)
     return read_data(columns, label=label, group=group, test=SPLIT, **options)
-
-
-def _column(frame: Any, name: str) -> np.ndarray:
-    """A column of a frame as numbers or objects."""
-    column = frame[name]
-    return np.asarray(
-        column.to_list() if hasattr(column, "to_list") else column, dtype=None if _numeric(column) else object
-    )
-
-
-def _numeric(column: Any) -> bool:
-    return np.asarray(column).dtype.kind in "biuf"
 
 
 def _rows(data: Any) -> _Labeled:

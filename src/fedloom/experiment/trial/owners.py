@@ -65,7 +65,7 @@ def read_owners(source: Any, options: DataOptions, ordered: SplitColumns) -> Own
     Rows without a label are left out, and so are owners with few rows. An id that repeats is the unit.
 
     Raises:
-        DataError: as `fedloom.data.own.look`, or there are fewer than two owners.
+        DataError: as `fedloom.data.own.interpret`, or there are fewer than two owners.
     """
     found, images = interpret(source, options, ordered=ordered)
     if found.table.groups is None:
