@@ -270,7 +270,7 @@ def test_clients_with_too_few_rows_get_some_of_the_largest() -> None:
     ("name", "clients", "options", "message"),
     [
         ("iid", 0, {}, "clients must be at least 1, not 0"),
-        ("iid", 21, {}, "21 clients need at least 1 rows each, 21 in all, but there are 20"),
+        ("iid", 21, {}, "21 clients need at least 1 row each, 21 in all, but there are 20"),
         ("dirichlet", 5, {"rows": 5}, "at least 5 rows each, 25 in all, but there are 20"),
         ("dirichlet", 5, {"min_rows": 5}, "25 in all, but there are 20"),
         ("dirichlet-classwise", 5, {"min_rows": 5}, "25 in all, but there are 20"),

@@ -240,6 +240,12 @@ def test_impossible_splits_say_why(arguments: dict[str, Any], message: str) -> N
         split(pool(), **{"clients": 2, "seed": 0, **arguments})
 
 
+def test_owners_of_one_row_leave_none_for_the_test() -> None:
+    few = replace(pool(), x=pool().x[:2], y=np.array([0, 1]), groups=np.array([0, 1]))
+    with pytest.raises(DataError, match=r"2 rows leave none for the test at test_fraction = 0.25"):
+        split(few, clients=2, seed=0, partition="natural")
+
+
 def test_all_wrong_numbers_are_reported_at_once() -> None:
     with pytest.raises(DataError) as caught:
         split(pool(), clients=-1, seed=0, public=-1, own_test_rows=-1)

@@ -11,8 +11,8 @@ def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
         raise DataError(f"clients must be at least 1, not {clients}.")
     if len(labels) < clients * each:
         raise DataError(
-            f"{clients} clients need at least {each} rows each, {clients * each} in all, but there are "
-            f"{len(labels)}; use fewer clients, fewer rows for each, or more data."
+            f"{clients} clients need at least {each} row{'s' * (each > 1)} each, {clients * each} in all, but there "
+            f"are {len(labels)}; use fewer clients, fewer rows for each, or more data."
         )
 
 

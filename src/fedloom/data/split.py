@@ -64,7 +64,7 @@ def split(
             of its owner, else 100.
 
     Raises:
-        DataError: the data has too few rows.
+        DataError: the data has too few rows, or none for the test.
     """
     rows = len(dataset.train)
     check_settings(
@@ -81,6 +81,11 @@ def split(
     owners = None if dataset.groups is None else dataset.groups[pool]
     held = hold_out(dataset.y[pool], official, seed=seed, fraction=test_fraction, limit=test_rows, groups=owners)
     test, kept = (pool[places] for places in held)
+    if not len(kept):
+        raise DataError(
+            f"{len(pool)} rows leave none for the test at test_fraction = {test_fraction:g}; use more rows, or a "
+            "larger test_fraction."
+        )
     pool = np.setdiff1d(pool, test, assume_unique=True)
     if public >= len(pool):
         raise DataError(f"public_rows must be below {len(pool)}, the number of training rows, not {public}.")
