@@ -303,6 +303,11 @@ def test_models_of_a_frame_are_exported_with_its_columns(tmp_path: Path) -> None
         fedloom.run("local", data=(X, Y), **SMALL).export(folder)
 
 
+def test_clients_of_one_row_are_evaluated() -> None:
+    result = fedloom.run("fedavg", data=(X[:24], Y[:24]), models="linear", rounds=1, clients=12, seed=1)
+    assert len(result.clients) == 12 and result.clients["rows"].min() == 1
+
+
 def test_frames_have_nullable_types_and_names_of_any_type() -> None:
     pandas = pytest.importorskip("pandas")
     plain = pandas.DataFrame({"age": np.arange(240) % 50 + 0.0, "on": np.arange(240) % 3 > 1, "sick": Y % 2})

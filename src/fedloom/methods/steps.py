@@ -252,8 +252,9 @@ def weighted_cross_entropy(party: Party[Any], x: Tensor, y: Tensor, weight: Tens
 
 
 def adapt(party: Party[Any], steps: int) -> None:
-    """Full-batch gradient steps on the support half."""
-    gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.context.support)
+    """Full-batch gradient steps on the support half, which a party of one row lacks."""
+    if steps:
+        gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.context.support)
 
 
 def gradient_descent(party: Party[Any], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
