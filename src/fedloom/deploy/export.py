@@ -88,7 +88,8 @@ def export(
     existing = next((name for name in _owned(target)), None)
     if existing and not force:
         raise ConfigError(
-            f"{target / existing} already exists; add --force (in Python force=True) to replace it, or choose another folder"
+            f"{target / existing} already exists; add --force (in Python force=True) to replace it, or choose another "
+            "folder"
         )
     with _writable(target), tempfile.TemporaryDirectory(prefix=".new-", dir=target) as staging:
         work = _write_parties if plan.method.setting == "vertical" else write_models
