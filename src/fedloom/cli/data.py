@@ -219,8 +219,11 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     if found.missing:
         most = sorted(found.missing, key=lambda column: -found.missing[column])
         say(f"missing   {_listed(f'{column} ({found.missing[column]:,})' for column in most)}")
+    dropped: dict[str, list[str]] = {}
     for column in sorted(found.dropped.keys() - {found.label, options.group}):
-        say(f"dropped   {column}: {found.dropped[column]}")
+        dropped.setdefault(found.dropped[column], []).append(column)
+    for reason, columns in dropped.items():
+        say(f"dropped   {_listed(columns)}: {reason}")
     if owners := found.owners():
         rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES])
         for owner, counts in owners.items():
