@@ -11,7 +11,7 @@ import pytest
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.duration import seconds_of
-from fedloom.experiment.pool import Ended
+from fedloom.experiment.pool import Ended, Standing
 from fedloom.reproduce import page
 from fedloom.reproduce.archive import Archive
 from fedloom.reproduce.budget import Batch, batches, spend
@@ -124,6 +124,25 @@ def test_archived_runs_are_not_repeated(tmp_path: Path) -> None:
     assert again.finished == {*again.runs}
     done = run_plan(again, workers=1)
     assert not done.ended and done.outcomes == first.outcomes and not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_archived_when_it_ends(tmp_path: Path) -> None:
+    """A command that is killed has archived what has finished, as if it had reached its end."""
+    sizes = list[int]()
+
+    def progress(standing: Standing) -> None:
+        if standing.ended:
+            sizes.append(len(Archive(tmp_path / "archive").read("small", "one")))
+        if len(sizes) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(planned(tmp_path), workers=1, progress=progress)
+    assert sizes == [1, 2, 3]
+    (file,) = (tmp_path / "archive").glob("*/*.jsonl")
+    killed = {*file.read_text().splitlines()}
+    run_plan(planned(tmp_path), workers=1)
+    assert killed < {*file.read_text().splitlines()}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def test_runs_that_are_equal_are_one(two: Mapping[str, Reproduction], tmp_path: 
     assert [len(one.runs) for one in found.planned] == [8, 8]
     assert len(found.runs) == 12  # 2 rows x 3 columns x 2 seeds
     assert all(digest(run) == key for key, run in found.runs.items())
-    assert found.titles()[digest(found.planned[1].cells[0].runs[1])] == "one: FedAL @ α = 5, seed 1"
+    shared = found.uses(found.planned[1].cells[0].runs[1])
+    assert [(one.name, cell.name) for one, cell in shared] == [("one", "FedAL @ α = 5"), ("two", "FedAL @ α = 5")]
     assert found.folder(found.planned[0].cells[0].runs[0]).parent == tmp_path / "runs"
     assert found.pages / "one" == tmp_path / "small" / "one"
     assert not found.finished and not [*tmp_path.iterdir()]

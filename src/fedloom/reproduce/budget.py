@@ -39,7 +39,7 @@ class Batch:
 
 
 def batches(plan: Plan) -> list[Batch]:
-    """The next batch of each claim without a verdict. Runs that have finished since the last call are archived."""
+    """The next batch of each claim without a verdict."""
     return [batch for one in plan.planned for batch in _batches(plan, one)]
 
 
@@ -48,7 +48,6 @@ def _batches(plan: Plan, one: Planned) -> list[Batch]:
     found = gather(
         one.name, one.reproduction, one.scale, one.cells, plan.folder, {}, one.asked, archived, plan.archive_key
     )
-    plan.archive.add(one.scale, one.name, found.records.values())  # now, as a budget is long and may be killed
     results = check_claims(one.reproduction.claims, found)
     made: dict[str, Batch] = {}
     for claim, result in zip(one.reproduction.claims, results, strict=True):
@@ -140,6 +139,7 @@ def spend(
                 if key not in jobs
             }
         fetch(absent({key: job.run for key, job in jobs.items()}))
-        ended += run_all([*jobs.values()], workers=workers, progress=progress, stop=over, execute=execute)
+        shown = plan.archiving(progress)
+        ended += run_all([*jobs.values()], workers=workers, progress=shown, stop=over, execute=execute)
         tried |= {one.job.folder.name for one in ended if one.state in ("failed", "left", "stopped")}
     return ended

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
 from fedloom.experiment.run import RunResult, execute
 from fedloom.experiment.run_digest import settings_digest
-from fedloom.reproduce.archive import Archive
+from fedloom.report.read import read_run
+from fedloom.reproduce.archive import Archive, record_of
 from fedloom.reproduce.selection import Selection, dotted_settings
 from fedloom.reproduce.spec import (
     SYSTEMS,
@@ -95,14 +97,41 @@ class Plan:
             if self.archive_key(run) in self.archived or is_finished(run, self.out / "runs" / key)
         }
 
-    def titles(self) -> dict[str, str]:
-        """Display names of runs by digest: the first cell that needs it, and its seed."""
-        titles: dict[str, str] = {}
+    def uses(self, run: RunConfig) -> list[tuple[Planned, Cell]]:
+        """The tables and figures that need a run, of any seed, each with its first cell that does."""
+        return [*self._cells.get(_without_seed(run), {}).values()]
+
+    @cached_property
+    def _cells(self) -> dict[str, dict[str, tuple[Planned, Cell]]]:
+        found: dict[str, dict[str, tuple[Planned, Cell]]] = {}
         for one in self.planned:
             for cell in one.cells:
-                for run in cell.runs:
-                    titles.setdefault(self.folder(run).name, f"{one.name}: {cell.name}, seed {run.seed}")
-        return titles
+                for run in cell.runs[:1]:
+                    found.setdefault(_without_seed(run), {}).setdefault(one.name, (one, cell))
+        return found
+
+    def archiving(self, progress: Callable[[Standing], None]) -> Callable[[Standing], None]:
+        """`progress` that first archives a run that has just finished, because a long command may be killed."""
+
+        def archive(job: Job) -> None:
+            try:
+                run = read_run(job.folder)
+            except DataError:  # the page says so
+                return
+            key = self.settings.get(job.run.model_dump_json()) or settings_digest(job.run)
+            for one, cell in self.uses(job.run):
+                self.archive.add(one.scale, one.name, [record_of(run, job.run, key, cell.name, one.reproduction)])
+
+        def archive_and_show(standing: Standing) -> None:
+            if standing.ended and standing.ended.state == "finished":
+                archive(standing.ended.job)
+            progress(standing)
+
+        return archive_and_show
+
+
+def _without_seed(run: RunConfig) -> str:
+    return run.model_copy(update={"seed": 0}).model_dump_json()
 
 
 def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reproduction]:
@@ -309,7 +338,7 @@ def run_plan(
     """
     if plan.problems:
         raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in plan.problems.items()))
-    runs, kept, titles = plan.runs, plan.finished, plan.titles()
+    runs, kept = plan.runs, plan.finished
     left = {key: run for key, run in runs.items() if key not in kept} if execute_runs else {}
     if lists := unlisted(left):
         raise DataError(
@@ -319,8 +348,12 @@ def run_plan(
     fetch(absent(left))
     each = dict(zip(runs, costs or [1.0] * len(runs), strict=True))
     here = {key: run for key, run in runs.items() if key in left or plan.folder(run).is_dir()} if left else left
+    uses = {key: plan.uses(run)[0] for key, run in here.items()}
+    titles = {key: f"{one.name}: {cell.name}, seed {here[key].seed}" for key, (one, cell) in uses.items()}
     jobs = [Job(run, plan.out / "runs" / key, titles[key], each[key], key) for key, run in here.items()]
-    ended = run_all(jobs, workers=workers, ray=ray, gpus=gpus, progress=progress, stop=stop, execute=execute)
+    ended = run_all(
+        jobs, workers=workers, ray=ray, gpus=gpus, progress=plan.archiving(progress), stop=stop, execute=execute
+    )
     problems = {one.job.folder: one.reason for one in ended if one.state == "failed"}
     from fedloom.reproduce.index import write_index
     from fedloom.reproduce.page import write
