@@ -105,6 +105,18 @@ def test_a_wheel_has_the_lists_of_its_own_sources(tmp_path: Path, monkeypatch: p
     assert listing.listing() == {"digest": "of other sources", "methods": []}
 
 
+@pytest.mark.parametrize("kind", listing.LISTS)
+def test_the_first_list_is_as_later_ones(
+    kind: str, fedloom: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call in a checkout makes the lists, and later ones read them from the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(listing, "INDEX", tmp_path / "listing.json")
+    first, later = fedloom("list", kind).stdout, fedloom("list", kind).stdout
+    assert first == later and len(first.splitlines()) > 3
+    assert len([*(tmp_path / "fedloom/lists").iterdir()]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -70,6 +70,13 @@ def test_files_of_several_parties(files: list[Path]) -> None:
     assert [view.truth for view in parties.views] == [None, None, None]  # 012 has no label
 
 
+def test_validation_people_stand_in_for_the_test(files: list[Path]) -> None:
+    whole, part = gather(files), gather(files, validation=0.25)
+    used = [person for name in ("aligned", "test") for person in people(part, name)]
+    assert sorted(used + people(whole, "test")) == [n for n in range(10, 40) if n != 12]
+    assert len(people(part, "test")) == 6 and people(part, "unaligned") == people(whole, "unaligned")
+
+
 def test_fewer_aligned_people_are_dealt_to_one_party_each(files: list[Path]) -> None:
     whole, few = gather(files), gather(files, aligned=10)
     assert people(few, "aligned") == people(whole, "aligned")[:10] and people(few, "test") == people(whole, "test")

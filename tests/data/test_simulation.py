@@ -333,3 +333,12 @@ def test_encoders_travel_in_the_recipe() -> None:
     parties = simulate("wine", parties=3, seed=0, aligned=30)
     encoder = TableEncoder.from_dict(json.loads(json.dumps(parties.views[0].recipe)))
     assert len(encoder.names) == parties.views[0].x.shape[1]
+
+
+def test_validation_rows_stand_in_for_the_test_rows() -> None:
+    tested, found = digits(), digits(validation=0.2)
+    rows = {part: set(numbers(found, 0, part)) for part in ("aligned", "unaligned", "test")}
+    test = set(numbers(tested, 0, "test"))
+    assert not test & set.union(*rows.values()) and not rows["test"] & (rows["aligned"] | rows["unaligned"])
+    assert abs(len(rows["test"]) - 0.2 * (len(DIGITS.y) - len(test))) <= 10
+    assert all(numbers(found, party, "test") == numbers(found, 0, "test") for party in range(4))

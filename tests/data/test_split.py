@@ -268,3 +268,30 @@ def test_each_owner_has_the_same_share_of_test_rows_in_its_class_mix() -> None:
             assert same(found.own_test[owner], tested)
     again = split(data, clients=2, seed=3, partition="iid", own_test_rows=None)
     assert same(again.test, found.test) and [len(own) for own in again.own_test] == [len(found.test)] * 2
+
+
+@given(
+    seed=seeds,
+    share=st.sampled_from([0.1, 0.25, 0.5]),
+    official=st.booleans(),
+    partition=st.sampled_from(["dirichlet", "iid", "natural"]),
+)
+def test_validation_rows_stand_in_for_the_test_rows(seed: int, share: float, official: bool, partition: str) -> None:
+    """Nobody trains or is tested on the test rows, which are the same for every share."""
+    data = pool(official=official, groups=True)
+    options: dict[str, Any] = {"clients": 4, "seed": seed, "partition": partition, "server": 20, "public": 30}
+    tested, found = (split(data, **options, own_test_rows=10, validation=share) for share in (0.0, share))
+    rest = 400 - 20 - len(tested.test)
+    assert abs(len(found.test) - share * rest) <= 20
+    used = np.concatenate([*found.shards, found.server, found.public, found.test])
+    assert len(set(used.tolist())) == len(used) == rest + 20 or partition == "natural"
+    assert not set(used.tolist()) & set(tested.test.tolist())
+    assert set(np.concatenate(found.own_test).tolist()) <= set(found.test.tolist())
+    assert same(found.server, tested.server)
+
+
+def test_the_classes_have_the_same_share_of_validation_rows() -> None:
+    data = pool(official=True)
+    found = split(data, clients=5, seed=1, validation=0.2)
+    assert (np.bincount(data.y[found.test]) == np.bincount(data.y[data.train]) // 5).all()
+    assert len(split(data, clients=5, seed=1, validation=0.2, test_rows=7).test) == 7

@@ -267,6 +267,7 @@ def test_what_cannot_be_is_refused(disk: dict[str, Path]) -> None:
         build(run(method="split", params={}, models={}), PrivateData())
     for wrong, why in (
         ({"partition": "iid"}, "partition does not apply with row_schema"),
+        ({"validation": 0.2}, "validation does not apply with row_schema"),
         ({"server_rows": 10}, "come from a file"),
         ({"row_schema": {**FORM, "classes": ["one"]}}, "at least 2"),
         ({"row_schema": {**FORM, "classes": ["one", "one"]}}, "has a duplicate value"),

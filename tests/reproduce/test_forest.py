@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
+from fedloom.report.page import Figure
 from fedloom.reproduce.claims import ClaimResult
 from fedloom.reproduce.forest import can_be_drawn, file_of, forest, overview
 
@@ -56,5 +58,16 @@ def test_the_overview_counts_verdicts_and_stands_alone() -> None:
     assert {"17", "4", "30", "FedAL", "AFIND+"} <= {*texts}
     assert "17 of 21" in " ".join(texts) and "informative" in " ".join(texts)
     assert "FedAL: 17 reproduced and 4 undecided" in str(svg)
-    file = file_of(svg)
+    file = file_of(Figure("Claims", svg))
     assert file.startswith('<svg xmlns="http://www.w3.org/2000/svg"') and "var(--" not in file
+
+
+def test_a_file_has_its_legend_above_the_figure() -> None:
+    svg, keys = forest("x", [(ONE, "Table I")])
+    file = file_of(Figure("Claims", svg, keys))
+    left, top, width, height = map(int, ElementTree.fromstring(file).attrib["viewBox"].split())
+    inner = [int(side) for side in ElementTree.fromstring(file_of(Figure("Claims", svg))).attrib["viewBox"].split()]
+    assert (left, width) == (0, inner[2]) and top < 0 and height + top == inner[3]
+    texts = [text for text in Elements(file).texts if text.strip()]
+    assert texts[: len(keys)] == ["reproduced", "the paper's effect"]
+    assert "var(--" not in file

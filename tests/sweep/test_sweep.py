@@ -180,6 +180,17 @@ def test_what_the_docs_show_is_valid(tmp_path: Path) -> None:
     assert tried == [4, 36, 40]
 
 
+def test_without_validation_rows_settings_are_compared_on_the_test_rows(
+    asked: Callable[..., Sweep], here: list[str], tmp_path: Path
+) -> None:
+    sweep = asked('over."params.lr" = [0.05]\nvalidation = 0')
+    found = run_sweep(sweep, tmp_path)
+    for trial in (found.own, *found.trials):
+        (folder,) = trial.folders.values()
+        assert json.loads((folder / "result.json").read_text())["validation"] == 0
+    assert "on the same test rows and seeds" in page.warning(found) and "by accuracy, mean" in page.lead(found)
+
+
 def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     sweep = asked(GRID, "sweep.better=lower", "data.clients=3", seeds=[4, 5])
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
@@ -260,9 +271,18 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(t.mean for t in found.trials)
     assert found.confirmed is not None and [*found.confirmed[0].values] == [7]
 
+    def tested_on(trials: Sequence[Trial]) -> set[tuple[float, str]]:
+        results = [json.loads((at / "result.json").read_text()) for t in trials for at in t.folders.values()]
+        return {(result["validation"], result["test_sha256"]) for result in results}
+
+    searched, confirmed = tested_on([found.own, *found.trials]), tested_on(found.confirmed)
+    assert {share for share, _ in searched} == {0.25} and {share for share, _ in confirmed} == {0.0}
+    assert len(searched) == 2 and not searched & confirmed  # one set of rows for each seed
+
     page.write(found, out)
     text = (out / "table.md").read_text()
     assert "same test rows" not in text
+    assert "by accuracy on validation rows" in text and "on the same validation rows and seeds" in text
     assert "optimistic" in text and "which the search did not see" in text and "Report the values" in text
     html = (out / "index.html").read_text()
     assert "How fast?" in html and html.count("<figure") == 2

@@ -45,15 +45,16 @@ def listing() -> dict[str, Any]:
             found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             if found.get("digest") == digest:
                 return found
-    built = {"digest": digest, **_build()}
+    text = json.dumps({"digest": digest, **_build()})
     with contextlib.suppress(OSError):  # a read-only cache folder
         entry.parent.mkdir(parents=True, exist_ok=True)
         for old in sorted(entry.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
             old.unlink(missing_ok=True)
         draft = entry.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(built), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(entry)
-    return built
+    made: dict[str, Any] = json.loads(text)  # as it is read later: with lists in place of tuples
+    return made
 
 
 def write_index() -> None:

@@ -104,7 +104,9 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
         f"seed{'s' * (len(config.seeds) > 1)}{confirm}: {planned(sweep)} runs at most, in {folder}",
         soft_wrap=True,
     )
-    out.print(f"ranked by {escape(config.metric)}: {'lower' if config.less else 'higher'} is better")
+    share = f" ({config.validation:.0%} of the training rows)" if config.validation else " on the test rows"
+    better = "lower" if config.less else "higher"
+    out.print(f"ranked by {escape(config.ranked_by)}{share}: {better} is better", soft_wrap=True)
     # stopped before it starts: counts the finished runs of this sweep, whatever else the folder holds
     finished = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
     if finished is not None and not finished.stopped:

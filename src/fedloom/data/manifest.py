@@ -65,6 +65,7 @@ def manifest(
     aligned: int | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
+    validation: float = 0.0,
     size: int = 32,
     presence: RowPresence | None = None,
 ) -> VerticalDataset:
@@ -81,6 +82,7 @@ def manifest(
             common objects. The others are assigned in turn, each to one party as unaligned.
         test_fraction: the share of each class's objects that is tested, without a column `split` (train or test).
         test_rows: maximum number of test objects, a random sample; None keeps all.
+        validation: see `fedloom.data.split.hold_out`.
         size: side in pixels to which each image's central square is scaled.
         presence: which aligned and test objects each party has, by their sample_id; None for all.
 
@@ -106,6 +108,7 @@ def manifest(
         test_fraction=test_fraction,
         test_rows=test_rows,
         balanced=True,
+        validation=validation,
     )
     views = []
     for party, (objects, *parts) in enumerate(zip(held, split.aligned, split.unaligned, split.test, strict=True)):

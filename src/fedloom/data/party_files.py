@@ -78,6 +78,7 @@ def from_files(
     aligned: int | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
+    validation: float = 0.0,
     anybody: bool = False,
     presence: RowPresence | None = None,
 ) -> VerticalDataset:
@@ -98,6 +99,7 @@ def from_files(
             turn, each to one party as unaligned.
         test_fraction: the share of each class that is tested.
         test_rows: maximum number of test rows, a random sample; None keeps all.
+        validation: see `fedloom.data.split.hold_out`.
         anybody: whether all people of the first file with a label are aligned or tested, though other files may lack
             them; otherwise only those that all files have.
         presence: which aligned and test people each party has, by the first party's ids; None for all.
@@ -121,7 +123,14 @@ def from_files(
         numbers[rows[rows >= 0]] = y[common[0][rows >= 0]]
     known[0] = y
     split = split_parties(
-        common, known, seed=seed, aligned=aligned, test_fraction=test_fraction, test_rows=test_rows, balanced=False
+        common,
+        known,
+        seed=seed,
+        aligned=aligned,
+        test_fraction=test_fraction,
+        test_rows=test_rows,
+        balanced=False,
+        validation=validation,
     )
     names = np.array(ids[0], dtype=object)
     first, last = list(names[split.aligned[0]]), list(names[split.test[0]])

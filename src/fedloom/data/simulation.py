@@ -36,6 +36,7 @@ def simulate(
     balanced: bool | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
+    validation: float = 0.0,
     everything: bool = False,
     options: DataOptions = GUESS,
     presence: RowPresence | None = None,
@@ -66,6 +67,7 @@ def simulate(
             images only.
         test_fraction: the share of each class that is tested if there is no official test split.
         test_rows: maximum number of test rows, a random sample; None keeps all.
+        validation: see `fedloom.data.split.hold_out`.
         everything: the upper bound: all unaligned rows become aligned and labeled, with all views.
         options: the meaning of a file's columns.
         presence: which aligned and test rows each party has, by their numbers in the data set; None for all.
@@ -87,8 +89,8 @@ def simulate(
     )
     _check_classes(data.classes, ratios, parties=parties, majority=majority_classes, rare=rare_classes)
     hold = _cells(data, parties, held, grid) if isinstance(data, Dataset) else _blocks(data, parties, held, grid, seed)
-    whole, test = hold_out(data.y, data.test, seed=seed, fraction=test_fraction, limit=test_rows)
-    pool = np.setdiff1d(np.arange(len(data.y)), whole)
+    out = hold_out(data.y, data.test, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation)
+    pool, test = np.setdiff1d(np.arange(len(data.y)), out.apart), out.kept
     y = data.y[pool]
     order = alignment_order(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
     chosen = first_rows(order, y, aligned, rare=rare_classes, rare_rows=rare_rows)

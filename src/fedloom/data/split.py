@@ -41,6 +41,7 @@ def split(
     test_fraction: float = 0.25,
     test_rows: int | None = None,
     own_test_rows: int | None = 0,
+    validation: float = 0.0,
 ) -> Split:
     """Draw the server's rows, then test rows, then public rows, and partition the rest.
 
@@ -62,6 +63,7 @@ def split(
         own_test_rows: maximum number of test rows of each client, from the test split before it is cut to `test_rows`:
             in the partition "natural" those of its owner, else rows in its own class mix, without repetition. None: all
             of its owner, else 100.
+        validation: see `hold_out`.
 
     Raises:
         DataError: the data has too few rows, or none for the test.
@@ -79,14 +81,22 @@ def split(
     pool = np.setdiff1d(np.arange(len(dataset.y)), apart, assume_unique=True)
     official = None if dataset.test is None else np.searchsorted(pool, dataset.test)
     owners = None if dataset.groups is None else dataset.groups[pool]
-    held = hold_out(dataset.y[pool], official, seed=seed, fraction=test_fraction, limit=test_rows, groups=owners)
-    test, kept = (pool[places] for places in held)
+    held = hold_out(
+        dataset.y[pool],
+        official,
+        seed=seed,
+        fraction=test_fraction,
+        limit=test_rows,
+        groups=owners,
+        validation=validation,
+    )
+    test, kept = pool[held.every], pool[held.kept]
     if not len(kept):
         raise DataError(
             f"{len(pool)} rows leave none for the test at test_fraction = {test_fraction:g}; use more rows, or a "
             "larger test_fraction."
         )
-    pool = np.setdiff1d(pool, test, assume_unique=True)
+    pool = np.setdiff1d(pool, pool[held.apart], assume_unique=True)
     if public >= len(pool):
         raise DataError(f"public_rows must be below {len(pool)}, the number of training rows, not {public}.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
@@ -104,6 +114,18 @@ def split(
     return Split(shards, shared, kept, tuple(own_test), apart)
 
 
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Row numbers that are held out of training, int64."""
+
+    apart: np.ndarray
+    """All rows that nobody trains on."""
+    every: np.ndarray
+    """The rows to test on."""
+    kept: np.ndarray
+    """At most `limit` of these, ascending."""
+
+
 def hold_out(
     labels: np.ndarray,
     official: np.ndarray | None,
@@ -112,8 +134,9 @@ def hold_out(
     fraction: float,
     limit: int | None,
     groups: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """All test rows, and those that are kept, ascending.
+    validation: float = 0.0,
+) -> HeldOut:
+    """The rows to test on: test rows, or validation rows in their place.
 
     Args:
         labels: (n,) int64.
@@ -122,6 +145,8 @@ def hold_out(
         fraction: that share, between 0 and 1.
         limit: maximum number of kept rows, a random sample; None keeps all.
         groups: (n,) int64 owner of each row, or None.
+        validation: share of each class, or of each owner's rows, to hold out of the remaining rows and to test on.
+            The test rows stay the same for all shares and are then used for nothing. 0 tests on test rows.
     """
     if official is not None:
         test = official
@@ -129,9 +154,19 @@ def hold_out(
         test = _stratified(labels, fraction, stream(seed, "data.test"))
     else:
         test = _by_owner(labels, groups, fraction, stream(seed, "data.test"))
+    apart = test
+    if validation:
+        rest, rng = np.setdiff1d(np.arange(len(labels)), test), stream(seed, "data.validation")
+        chosen = (
+            _stratified(labels[rest], validation, rng)
+            if groups is None
+            else _by_owner(labels[rest], groups[rest], validation, rng)
+        )
+        test = rest[chosen]
+        apart = np.concatenate([apart, test])
     if limit is None or limit >= len(test):
-        return test, np.sort(test)
-    return test, np.sort(stream(seed, "data.test-rows").choice(test, limit, replace=False))
+        return HeldOut(apart, test, np.sort(test))
+    return HeldOut(apart, test, np.sort(stream(seed, "data.test-rows").choice(test, limit, replace=False)))
 
 
 def public_hash(dataset: Dataset, split: Split) -> str:

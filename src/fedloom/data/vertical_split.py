@@ -34,6 +34,7 @@ def split_parties(
     test_fraction: float,
     test_rows: int | None,
     balanced: bool,
+    validation: float = 0.0,
 ) -> VerticalSplit:
     """Draw test rows and aligned rows from the people with a label that all parties have.
 
@@ -49,6 +50,7 @@ def split_parties(
         test_fraction: the share of each class that is tested.
         test_rows: maximum number of test rows, a random sample; None keeps all.
         balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows.
+        validation: see `fedloom.data.split.hold_out`.
 
     Raises:
         DataError: a setting is invalid, or there are too few people.
@@ -67,8 +69,8 @@ def split_parties(
             f"{len(y)} people in common, {len(people)} of them with a label"
             f"{'' if tests is None else f' and {len(tests)} of these for the test'}."
         )
-    whole, kept = hold_out(y[people], tests, seed=seed, fraction=test_fraction, limit=test_rows)
-    pool = np.setdiff1d(people, people[whole])
+    held = hold_out(y[people], tests, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation)
+    pool = np.setdiff1d(people, people[held.apart])
     order = alignment_order(y[pool], balanced=balanced, seed=seed)
     count = len(pool) if aligned is None else aligned
     chosen, left = pool[first_rows(order, y[pool], count)], pool[order[count:]]
@@ -79,7 +81,7 @@ def split_parties(
         own = np.concatenate([others, dealt[dealt >= 0]])
         unaligned.append(own)
         truth.append(classes[own] if (classes[own] >= 0).all() else None)
-    test = people[kept]
+    test = people[held.kept]
     return VerticalSplit(
         [rows[chosen] for rows in common], unaligned, [rows[test] for rows in common], y[chosen], y[test], truth
     )

@@ -140,17 +140,22 @@ def _check_one_setting(settings: Mapping[str, str]) -> None:
 
 
 def remarks(summaries: Sequence[RunSummary]) -> list[str]:
-    """A warning for each method and seed whose runs have different pretrained models at the server."""
+    """Warnings: results on validation rows, and runs of one method and seed that have different pretrained models."""
+    made = []
+    if shares := sorted({s.validation for s in summaries if s.validation}):
+        share = " and ".join(f"{share:.0%}" for share in shares)
+        made.append(f"measured on validation rows, {share} of the training rows, and not on the test rows")
     found: dict[tuple[str, int], dict[str, str]] = {}
     for s in summaries:
         own = s.pretrained
         model = f"{own.model or 'one'} ({own.digest[:12]})" if own else "none"
         found.setdefault((s.method, s.seed), {})[own.digest if own else ""] = model
-    return [
+    made += [
         f"runs of {method} with seed {seed} have different pretrained models at the server: {', '.join(each.values())}"
         for (method, seed), each in found.items()
         if len(each) > 1
     ]
+    return made
 
 
 def _less_is_better(metric: str) -> bool:

@@ -14,7 +14,7 @@ from fedloom.data.schema import DataSchema
 from fedloom.data.sources import is_path
 from fedloom.experiment.section import Section
 
-PARTITION_SETTINGS = ("root", "partition", "options", "own_test_rows")
+PARTITION_SETTINGS = ("root", "partition", "options", "own_test_rows", "validation")
 """Settings that apply only if a data set is partitioned."""
 
 
@@ -103,6 +103,9 @@ class DataConfig(Section):
     """Share of test rows, for data sets without an official test split."""
     test_rows: int | None = Field(None, ge=1)
     """Maximum number of test rows; None for all."""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of the training rows to test on in place of the test rows, which are then used for nothing: to compare
+    settings. 0 tests on the test rows."""
     own_test_rows: int | None = Field(None, ge=0)
     """Maximum number of test rows of each client: its owner's own, or else rows in its class mix. None: all of its
     owner, or else 100."""

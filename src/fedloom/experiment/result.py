@@ -166,6 +166,7 @@ class RunSummary(FileSchema):
     state_sha256: str | None
     warnings: list[str] = []
     private_rows: bool = False
+    validation: float = 0.0
     fedloom: str = ""
 
     @model_validator(mode="after")
@@ -199,7 +200,8 @@ class RunSummary(FileSchema):
     @property
     def tested(self) -> str:
         """The test rows of the accuracy, as text."""
-        return "each client's own test rows" if self.private_rows else "the global test set"
+        rows = "validation" if self.validation else "test"
+        return f"each client's own {rows} rows" if self.private_rows else f"the global {rows} set"
 
     def describe(self, metric: str) -> str:
         """The rows and evaluation mode of an accuracy, as text."""

@@ -136,6 +136,7 @@ def summarize(
         state_sha256=state_sha256(digests.items()),
         warnings=list(warnings),
         private_rows=run.data.own,
+        validation=run.data.validation,
         fedloom=__version__,
     )
     return summary.content()

@@ -198,6 +198,7 @@ class _MatchingSession:
             test_fraction=data.test_fraction,
             test_rows=data.test_rows,
             balanced=False,
+            validation=data.validation,
         )
 
     async def _find(self, party_node: _RemoteParty) -> None:

@@ -34,7 +34,11 @@ def page(run: Run) -> Page:
     ]
     return Page(
         title=f"{s.name} on {s.dataset}",
-        subtitle=" · ".join(part for part in (s.title, f"preset {s.preset}", f"seed {s.seed}") if part),
+        subtitle=" · ".join(
+            part
+            for part in (s.title, f"preset {s.preset}", f"seed {s.seed}", "on validation rows" * bool(s.validation))
+            if part
+        ),
         lead=lead(run),
         verdict=_verdict(s),
         warning="" if run.finished else _unfinished(run),

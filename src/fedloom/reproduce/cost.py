@@ -194,11 +194,14 @@ def miniature(run: RunConfig) -> RunConfig:
     if method.setting == "vertical":
         clients, rows = data.clients, rows + official
         split: dict[str, Any] = {"test_fraction": official / rows if official else data.test_fraction}
-        split |= {"test_rows": data.test_rows}
+        split |= {"test_rows": data.test_rows, "validation": data.validation}
     else:
         clients, server = min(data.clients, CLIENTS), data.rows_at_server(rows)
         held = official or int((rows - server) * data.test_fraction)
         left = max(rows - server - (0 if official else held), 1)
+        if data.validation:
+            held = max(1, int(left * data.validation))
+            left = max(left - held, 1)
         public = min(1000, left // 5) if data.public_rows is None else data.public_rows
         test = min(held, data.test_rows or held) or 1
         own, partition = _shared_out(run, method, max(left - public, 0) // data.clients)

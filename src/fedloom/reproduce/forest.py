@@ -1,13 +1,14 @@
 """Forest plots: our interval and the paper's effect for each claim of a paper, and an overview of all papers."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedloom.report import formatting as fmt
-from fedloom.report.page import Key
+from fedloom.report.page import Figure, Key
 from fedloom.report.styles import SeriesStyle
 from fedloom.report.svg import GRID, INK, PAPER, SERIES, SOFT, TEXT, VARIABLES, canvas, drawing, inline
 from fedloom.reproduce.claims import ClaimResult
@@ -27,6 +28,8 @@ STYLES: dict[Verdict, SeriesStyle] = {
     "uninformative": SeriesStyle(SOFT, "circle", None, filled=False),
 }
 PRINTED = SeriesStyle(INK, "diamond", None, filled=False)
+LEGEND, LETTER = 30, 7
+"""Pixels of the legend above a figure in a file of its own, and of a letter in it at most."""
 LIGHT = {INK: "#1b1b1b", SOFT: "#666666", GRID: "#dddddd", PAPER: "#ffffff", **{color: color for color in SERIES}}
 """Colors of a figure in a file of its own."""
 
@@ -55,7 +58,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
         if value is not None
     ]
     reach = min(REACH, 1.1 * max((abs(value) for value in values), default=1.0))
-    figure, axes = canvas(WIDTH, total + 50, left=6.3 * LABEL + 20, right=110, top=6, bottom=44)
+    figure, axes = canvas(WIDTH, total + 68, left=6.3 * LABEL + 20, right=110, top=24, bottom=44)
     for (claim, _), sign, label, y in zip(claims, signs, labels, centres, strict=True):
         style, mean = STYLES[claim.verdict], sign * (claim.mean or 0.0)
         low, high = sorted(sign * end for end in claim.ends or (mean, mean))
@@ -83,6 +86,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
     axes.set_xlim(-reach, reach)
     axes.set_ylim(total, 0)
     axes.set_yticks([])
+    axes.tick_params(labeltop=True)  # a plot may be several screens high
     axes.set_xlabel("percentage points; the claimed side is right of zero")
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     shown = [verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)]
@@ -121,9 +125,23 @@ def overview(slug: str, counts: Mapping[str, Mapping[Verdict, int]]) -> Markup:
     return inline(figure, slug, alt)
 
 
-def file_of(svg: Markup) -> str:
-    """A figure as an SVG file of its own, in light colors."""
-    text = str(svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
+def file_of(figure: Figure) -> str:
+    """A figure as an SVG file of its own, in light colors, with its legend above it."""
+    text = str(figure.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
+    if figure.legend:
+        start, parts = 10, []
+        for key in figure.legend:
+            parts.append(str(key.sample).replace("<svg ", f'<svg x="{start}" y="{7 - LEGEND}" ', 1))
+            at = f'x="{start + 34}" y="{18 - LEGEND}" font-size="{TEXT:.0f}"'
+            parts.append(f'<text {at} fill="{VARIABLES[INK]}">{escape(key.text)}</text>')
+            start += 34 + LETTER * len(key.text) + 20
+        higher = r'viewBox="0 0 (\d+) (\d+)"([^>]*>)'
+        text = re.sub(
+            higher,
+            lambda found: f'viewBox="0 {-LEGEND} {found[1]} {int(found[2]) + LEGEND}"{found[3]}{"".join(parts)}',
+            text,
+            count=1,
+        )
     for placeholder, variable in VARIABLES.items():
         text = text.replace(variable, LIGHT.get(placeholder, "#888888"))
     return f"{text}\n"

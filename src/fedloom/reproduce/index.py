@@ -100,13 +100,13 @@ def write_index(target: Path) -> Path:
     lines = list(repeated(outcomes))
     page = _page(outcomes, lines, [*problems, *_notes(outcomes)])
     target.mkdir(parents=True, exist_ok=True)
-    images: dict[str, list[tuple[str, str]]] = {}
+    images: dict[str, list[tuple[Figure, str]]] = {}
     for number, section in enumerate(page.sections):
         for figure in section.figures:
             paper = [*_papers(outcomes)][number - 1]
             file = f"{paper}-map.svg" if figure.title == MAP else f"{paper}.svg" if number else OVERVIEW
-            write_atomically(target / file, file_of(figure.svg).encode())
-            images.setdefault(section.heading, []).append((figure.title, file))
+            write_atomically(target / file, file_of(figure).encode())
+            images.setdefault(section.heading, []).append((figure, file))
     write_atomically(target / PAGE, render(page).encode())
     write_atomically(target / CLAIMS, markdown(page, images).encode())
     write_atomically(target / JSON, dumped([_plain(one, lines) for one in outcomes]))

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedloom.report.page import Page, PageCell, PageTable
+from fedloom.report.page import Figure, Page, PageCell, PageTable
 
 
-def markdown(page: Page, images: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> str:
+def markdown(page: Page, images: Mapping[str, Sequence[tuple[Figure, str]]] | None = None) -> str:
     """The text, tables and commands of a page. Links to pages lead to their Markdown files.
 
     Args:
         page: the page.
-        images: title and file of each figure of a section, by heading.
+        images: each figure of a section and its file, by heading.
     """
     parts = [f"# {escape_markdown(page.title)}", escape_markdown(page.subtitle)]
     parts += [f"> {escape_markdown(page.warning)}"] if page.warning else []
@@ -19,7 +19,11 @@ def markdown(page: Page, images: Mapping[str, Sequence[tuple[str, str]]] | None 
         if section.details or (section.figures and not section.tables):
             continue
         parts += [f"## {escape_markdown(section.heading)}", *map(escape_markdown, section.text)]
-        parts += [f"![{escape_markdown(title)}]({file})" for title, file in (images or {}).get(section.heading, ())]
+        for figure, file in (images or {}).get(section.heading, ()):
+            parts += [
+                f"![{escape_markdown(figure.title)}]({file})",
+                *([escape_markdown(figure.caption)] * bool(figure.caption)),
+            ]
         for table in section.tables:
             parts += [f"{escape_markdown(table.caption)}.", grid(table)]
         parts += ["\n".join(f"- {escape_markdown(point)}" for point in section.points)] if section.points else []

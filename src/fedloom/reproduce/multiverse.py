@@ -18,8 +18,9 @@ from fedloom.reproduce.claims import ClaimTest
 from fedloom.reproduce.results import TableResults
 from fedloom.reproduce.spec import AT, Claim
 
-WIDTH, LABEL, SIDE, HIGH, HEAD = 1080, 500, 108, 24, 62
-"""Sizes in pixels: the figure, its labels, the width and height of a cell, and the space above a map's cells."""
+WIDTH, LABEL, SIDE, HIGH, HEAD, GAP = 1080, 500, 108, 24, 62, 20
+"""Sizes in pixels: the figure, its labels, the width and height of a cell, the space above a map's cells, and between
+two maps."""
 WORDS = {"holds": (SERIES[2], PAPER), "open": (GRID, INK), "fails": (SERIES[1], PAPER)}
 """Colors of a cell and its number if the interval is above zero, covers it, or is below."""
 
@@ -83,10 +84,10 @@ def _cell(found: TableResults, left: str, right: str, metric: str, column: str) 
 @drawing()
 def draw(slug: str, shown: Sequence[Map]) -> tuple[Markup, tuple[Key, ...]]:
     """All maps of a paper below each other; a cell has the mean difference in points."""
-    heights = [HEAD + HIGH * len(one.rows) for one in shown]
-    figure, axes = canvas(WIDTH, sum(heights) + 12, left=0, right=0, top=0, bottom=0)
+    heights = [HEAD + HIGH * len(one.rows) + GAP for one in shown]
+    figure, axes = canvas(WIDTH, sum(heights), left=0, right=0, top=0, bottom=0)
     axes.set_xlim(0, WIDTH)
-    axes.set_ylim(sum(heights) + 12, 0)
+    axes.set_ylim(sum(heights), 0)
     axes.axis("off")
     top, texts = 0, []
     for one, height in zip(shown, heights, strict=True):
@@ -110,7 +111,9 @@ def draw(slug: str, shown: Sequence[Map]) -> tuple[Markup, tuple[Key, ...]]:
         top += height
     keys = tuple(
         SeriesStyle(color, "square", None).key(name)
-        for name, (color, _) in zip(("interval above zero", "covers zero", "below zero"), WORDS.values(), strict=True)
+        for name, (color, _) in zip(
+            ("holds: interval above zero", "open: it covers zero", "fails: below zero"), WORDS.values(), strict=True
+        )
     )
     return inline(figure, slug, "; ".join(texts)), keys
 

@@ -343,14 +343,14 @@ def _held_out(
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
-    every, test = hold_out(
+    held = hold_out(
         own.y,
         own.test,
         seed=run.seed if seed is None else seed,
         fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,
         limit=data.test_rows,
     )
-    train = np.setdiff1d(np.arange(len(own.y)), every)
+    train, test = np.setdiff1d(np.arange(len(own.y)), held.apart), held.kept
     if not len(train) or not len(test):
         raise DataError(f"{len(own.y)} rows are too few to split into training and test rows: add more.")
     return train, test

@@ -50,6 +50,7 @@ def divided(data: DataConfig, seed: int) -> tuple[Dataset, Split]:
     server = data.rows_at_server(len(dataset.train))
     training = len(dataset.train) - server
     training = int(training * (1 - data.test_fraction)) if dataset.test is None else training
+    training = int(training * (1 - data.validation))
     shares = split(
         dataset,
         clients=data.clients,
@@ -61,6 +62,7 @@ def divided(data: DataConfig, seed: int) -> tuple[Dataset, Split]:
         test_fraction=data.test_fraction,
         test_rows=data.test_rows,
         own_test_rows=data.own_test_rows,
+        validation=data.validation,
     )
     if data.group and len(shares.public):
         warn_once(f"{dataset.name}: {len(shares.public)} rows of the owners are public rows (data.public_rows).")
@@ -103,6 +105,8 @@ def number_of_owners(data: DataConfig) -> int:
     sizes = np.bincount(dataset.groups[dataset.train], minlength=len(dataset.owners))
     if dataset.test is None:
         sizes = np.minimum(sizes - 1, (sizes * (1 - data.test_fraction)).astype(np.int64))
+    if data.validation:
+        sizes = np.minimum(sizes - 1, (sizes * (1 - data.validation)).astype(np.int64))
     return int((sizes >= max(1, data.options.get("min_rows", 1))).sum())
 
 

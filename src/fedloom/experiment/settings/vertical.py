@@ -312,7 +312,8 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
         DataError, ConfigError: the data cannot be read or split.
     """
     data, columns, files = run.data, run.columns, files or PrivateData()
-    common: dict[str, Any] = {"seed": run.seed, "test_fraction": data.test_fraction, "test_rows": data.test_rows}
+    common: dict[str, Any] = {name: getattr(data, name) for name in ("test_fraction", "test_rows", "validation")}
+    common["seed"] = run.seed
     if columns.files:
         if pooled:
             raise ConfigError(

@@ -83,8 +83,11 @@ class SweepConfig(_SweepModel):
     """Direction; None for lower of a loss, bytes, rounds, seconds or an attack, and higher of all others."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """Seeds of each trial, which is ranked by its mean."""
+    validation: float = Field(0.25, ge=0, lt=1)
+    """Share of the training rows on which settings are compared; 0 compares them on the test rows."""
     confirm: tuple[int, ...] = ()
-    """Further seeds, to run the best and the file's own setting with at the end."""
+    """Further seeds, to run the best and the file's own setting with at the end, on all training rows and the test
+    rows."""
 
     @field_validator("over", mode="before")
     @classmethod
@@ -143,6 +146,11 @@ class SweepConfig(_SweepModel):
         return Unit("MB" if self.metric.startswith("bytes") else "%" if self.metric.endswith("recall") else "")
 
     @property
+    def ranked_by(self) -> str:
+        """`accuracy on validation rows`."""
+        return f"{self.metric} on validation rows" if self.validation else self.metric
+
+    @property
     def keys(self) -> list[str]:
         """All varied settings, in order."""
         return [key for over in self.over for key in over]
@@ -178,13 +186,18 @@ class Sweep:
     values: Mapping[str, Any]
     config: SweepConfig
 
-    def run(self, setting: Setting, seed: int) -> RunConfig:
+    def run(self, setting: Setting, seed: int, *, validation: float = 0.0) -> RunConfig:
         """The run with a setting over the file's values.
+
+        Args:
+            validation: share of the training rows to test on in place of the test rows.
 
         Raises:
             ConfigError: the run is invalid.
         """
-        return check({"run": {**merged(self.values, nested(setting)), "seed": seed, "name": ""}}).run
+        values = merged(self.values, nested(setting))
+        values = merged(values, {"data": {"validation": validation}}) if validation else values
+        return check({"run": {**values, "seed": seed, "name": ""}}).run
 
     def own(self) -> RunConfig:
         """The run with the file's own setting."""

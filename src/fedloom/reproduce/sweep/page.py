@@ -84,7 +84,7 @@ def lead(found: SweepResults) -> str:
     if not found.ranked:
         return f"No setting is finished on all seeds with a finite {config.metric} yet."
     best = found.ranked[0]
-    text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.metric}, "
+    text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.ranked_by}, "
     text += f"mean over {_seeds(config.seeds)}: {setting_text(best.setting)}, with {worth(found, best)}; "
     if found.own_is_best:
         text += "that is the file's own setting, and none that was tried is better."
@@ -92,7 +92,7 @@ def lead(found: SweepResults) -> str:
         text += f"the file's own setting has {worth(found, found.own)}."
     if found.confirmed:
         one, other = (worth(found, trial) for trial in found.confirmed)
-        text += f" On {_seeds(config.confirm)}"
+        text += f" On {_seeds(config.confirm)}{' and test rows' * bool(config.validation)}"
         text += f" it has {one}." if found.own_is_best else f", which the search did not see: {one} and {other}."
     return text
 
@@ -119,13 +119,15 @@ def _warnings(found: SweepResults) -> Iterator[str]:
         yield f"{fmt.capital(fmt.times(len(found.failed), 'run'))} failed. Repeat the command to try again."
     if not found.ranked:
         return
+    rows = "validation rows" if config.validation else "test rows"
     yield (
-        f"The best setting was chosen by the {config.metric} shown here, on the same rows and seeds, so its value is "
+        f"The best setting was chosen by the {config.metric} shown here, on the same {rows} and seeds, so its value is "
         "optimistic, the more so the more settings were tried."
     )
+    unseen = "test rows" if config.validation else "seeds that the search did not see"
     if found.confirmed is None:
         if not found.stopped:
-            yield "Report a value on seeds that the search did not see: add confirm = [10, 11, 12] to [sweep]."
+            yield f"Report a value on {unseen}: add confirm = [10, 11, 12] to [sweep]."
     else:
         yield "Report the values on the confirming seeds."
         if _same_test(found):

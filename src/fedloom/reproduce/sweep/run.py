@@ -146,7 +146,8 @@ def run_sweep(
         best = found.ranked[0].setting
     if config.confirm:
         winner = found.ranked[0]
-        tried = runner.try_all([(winner.number, winner.stage, winner.setting), (0, 0, {})], config.confirm)
+        both = [(winner.number, winner.stage, winner.setting), (0, 0, Setting())]
+        tried = runner.try_all(both, config.confirm, confirm=True)
         found.confirmed = tried[0], tried[1]
     return found
 
@@ -163,12 +164,14 @@ class _TrialRunner:
     execute: Callable[..., RunResult]
     ended: dict[Path, Ended] = field(default_factory=dict)
 
-    def try_all(self, settings: Sequence[tuple[int, int, Setting]], seeds: Sequence[int]) -> list[Trial]:
-        """Run settings, given with number and stage, on all seeds."""
+    def try_all(
+        self, settings: Sequence[tuple[int, int, Setting]], seeds: Sequence[int], *, confirm: bool = False
+    ) -> list[Trial]:
+        """Run settings, given with number and stage, on all seeds; with `confirm` on the test rows."""
         jobs: dict[Path, Job] = {}
         folders: list[dict[int, Path]] = []
         for number, _, setting in settings:
-            runs = {seed: self._run(setting, seed) for seed in seeds}
+            runs = {seed: self._run(setting, seed, 0.0 if confirm else self.sweep.config.validation) for seed in seeds}
             folders.append({seed: self.out / "runs" / digest(run) for seed, run in runs.items()})
             for seed, folder in folders[-1].items():
                 name = f"trial {number} seed {seed}" if number else f"the file's own, seed {seed}"
@@ -191,9 +194,9 @@ class _TrialRunner:
             for (number, stage, setting), each in zip(settings, folders, strict=True)
         ]
 
-    def _run(self, setting: Setting, seed: int) -> RunConfig:
+    def _run(self, setting: Setting, seed: int, validation: float) -> RunConfig:
         try:
-            return self.sweep.run(setting, seed)
+            return self.sweep.run(setting, seed, validation=validation)
         except ConfigError as error:
             raise ConfigError(f"{setting_text(setting)}: {error}") from None
 
