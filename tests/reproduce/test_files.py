@@ -14,7 +14,7 @@ from fedloom.reproduce.spec import SCALES, Reproduction, Scale, merged, parsed, 
 PUBLISHED = [
     *(f"fedal-table-{n}" for n in (4, 5, 6, 7, 8, 9)),
     *(f"fedal-figure-{n}" for n in (2, 4, 6, 7, 8, 9, 10, 11)),
-    "fedal-section-5",
+    *(f"fedal-section-{n}" for n in (5, 6)),
     *(f"afind-table-{n}" for n in (1, 2, 3, 4)),
     *(f"afind-figure-{n}" for n in (2, 4, 5, 8)),
     *(f"evfl-table-{n}" for n in (2, *range(4, 14))),
