@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedloom import models
 from fedloom.core.errors import ConfigError, MethodError, ModelError
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
@@ -558,6 +559,28 @@ def test_a_network_without_a_layer_before_its_head_is_refused() -> None:
         {"body.0.weight": torch.zeros(3, 3), "body.1.weight": torch.zeros(3), "head.weight": torch.zeros(2, 3)}
     )
     assert found == ["body.0.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("resnet8", "conv2"),
+        ("resnet18", "conv2"),
+        ("wrn-10-1", "conv2"),
+        ("cnn-small", ""),
+    ],
+)
+def test_the_output_layer_of_a_residual_network_is_its_last_convolution(name: str, layer: str) -> None:
+    """It is the last one whose output passes through no other: shortcuts are registered after it."""
+    module = models.build(name, (1, 28, 28), 10, seed=0)
+    (weight, *_) = proxy_names(dict(module.named_parameters()))
+    assert weight.endswith(f"{layer}.weight") and "shortcut" not in weight
+    order = list[str]()
+    for path, one in module.named_modules():
+        if isinstance(one, torch.nn.Conv2d | torch.nn.Linear) and "shortcut" not in path:
+            one.register_forward_hook(lambda _, inputs, output, path=path: order.append(path))
+    module(torch.rand(2, 1, 28, 28))
+    assert order[-2] == weight.removesuffix(".weight") and order[-1] == "head"
 
 
 def test_peers_learn() -> None:

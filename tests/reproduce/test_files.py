@@ -43,6 +43,7 @@ def test_all_cells_are_valid_runs_on_shared_splits(name: str, scale: Scale, monk
     cells = [*found.cells(scale, None if scale == "small" else 1)]  # seeds differ in nothing else
     assert len(cells) == len(found.rows) * len(found.columns)
     assert found.place.split()[0].lower() == name.split("-")[1]
+    assert not any("\n" in about for about in (found.about, found.small.about, found.paper.about))
     for cell in cells:
         assert cell.runs or cell.untestable, cell.name
         assert [run.seed for run in cell.runs] == [*range(len(cell.runs))]

@@ -48,6 +48,10 @@ def _in_its_case(unit: str) -> str:
 _Unit = Annotated[str, AfterValidator(_in_its_case)]
 
 
+_About = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+"""A paragraph; line breaks are those of the file."""
+
+
 class _SpecModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -153,7 +157,7 @@ class Multiverse(_SpecModel):
 class ScaleConfig(_SpecModel):
     """Settings shared by all cells of a scale."""
 
-    about: str = ""
+    about: _About = ""
     """Differences from the paper, in a sentence or two."""
     seeds: int = Field(3, ge=1)
     """Number of seeds, from 0."""
@@ -198,7 +202,7 @@ class Reproduction(_SpecModel):
     """The paper: a key of `SYSTEMS`."""
     place: str
     """Its place in the paper, such as `Table VI`, or `Section V-A` for statements without one."""
-    about: str = ""
+    about: _About = ""
     """Notes for the reader, such as what the paper leaves open."""
     metric: str = "accuracy"
     """The metric of a cell: see `fedloom.reproduce.metrics`."""

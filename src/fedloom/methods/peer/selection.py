@@ -45,6 +45,8 @@ SIMILAR = 0.5
 AT_ONCE = 128
 """Maximum number of replies held in memory at once in an exchange."""
 
+SHORTCUTS = ("shortcut", "downsample")
+"""Names of the layers beside a residual block's own. They are registered after it, but come before its output."""
 
 SENT = "releases of phi"
 """The note of the number of φ that a peer has sent so far, with noise."""
@@ -389,13 +391,13 @@ def after_churn(p: Tensor, before: Tensor, here: Tensor) -> Tensor:
 
 
 def proxy_names(params: Mapping[str, Tensor]) -> list[str]:
-    """The parameters of the body's output layer: the last before `head` with a matrix or kernel.
+    """The parameters of the body's output layer: the last before `head` with a matrix or kernel, beside shortcuts.
 
     Raises:
         ModelError: the network has no such layer.
     """
     body = [k for k in params if not k.startswith("head.")]
-    layers = [k.rpartition(".")[0] for k in body if params[k].dim() > 1]
+    layers = [k.rpartition(".")[0] for k in body if params[k].dim() > 1 and not {*SHORTCUTS} & {*k.split(".")}]
     if not layers or len(body) == len(params):
         raise ModelError(
             "AFIND+ needs a network with a layer before its module `head`, which this network lacks: choose another in "
