@@ -117,6 +117,8 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ('search = "tpe"\nover."params.lr" = { low = 0.1, hihg = 1 }', "hihg: there is no such setting"),
         ('search = "tpe"\nover."params.tau" = { low = 1, high = 9 }', "params.tau = 3.96: params.tau:"),
         ("over.seed = [1, 2]", "over cannot vary seed"),
+        ('over."data.validation" = [0.1, 0.2]', "set validation in [sweep]"),
+        (GRID + "validation = 1.0", "validation: must be less than 1"),
         ('over."engine.workers" = [1, 2]', "over cannot vary engine.workers"),
         ('over = [{ "params.tau" = [1] }, { "params.tau" = [2] }]', "params.tau in two tables"),
     ],
@@ -196,6 +198,8 @@ def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
     assert not asked(GRID).config.less
     assert asked(GRID, "sweep.metric=bytes up").config.unit.name == "MB"
+    with pytest.raises(ConfigError, match=r"set validation in \[sweep\]"):
+        asked(GRID, "data.validation=0.1")
     assert asked(GRID, "sweep.metric=log loss").config.less and asked(GRID, "sweep.metric=bytes up").config.less
 
 

@@ -238,7 +238,8 @@ def read(
     except ValidationError as error:
         raise ConfigError("\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))) from None
     found = Sweep(Path(source).stem, title, values, config)
-    found.own()
+    if found.own().data.validation or "data.validation" in config.keys:
+        raise ConfigError("data.validation is set by the sweep itself: set validation in [sweep] in its place")
     if config.search != "grid" and find_spec("optuna") is None:
         raise ConfigError(f"sweep.search: {config.search} needs Optuna. Install it: pip install 'fedloom[sweep]'")
     if wrong := [*_invalid(found)]:
