@@ -126,6 +126,24 @@ def test_archived_runs_are_not_repeated(tmp_path: Path) -> None:
     assert not done.ended and done.outcomes == first.outcomes and not (tmp_path / "runs").exists()
 
 
+def test_equal_runs_of_two_tables_are_archived_for_each_as_its_file_gives_them(tmp_path: Path) -> None:
+    """A table that gives a default finds its runs again alone, too, after a command with both tables."""
+    local = 'run = { method = "local" }'
+    assert local in TINY
+    explicit = parsed(TINY.replace(local, 'run = { method = "local", params = {}, preset = "recommended" }'), "two")
+    both = {**TABLES, "two": explicit}
+    first = planned(tmp_path, both)
+    assert len(first.runs) == 8  # one for each of 16 cells and seeds that are equal in pairs
+    run_plan(first, workers=1)
+    shutil.rmtree(tmp_path / "runs")
+    for tables in (both, {"two": explicit}, TABLES):
+        again = planned(tmp_path, tables)
+        assert again.finished == {*again.runs}
+    for name in both:
+        for record in Archive(tmp_path / "archive").read("small", name).values():
+            assert (record.digest == record.config) == (record.seed == 0)
+
+
 def test_a_run_is_archived_when_it_ends(tmp_path: Path) -> None:
     """A command that is killed has archived what has finished, as if it had reached its end."""
     sizes = list[int]()

@@ -59,10 +59,11 @@ class Plan:
         pages: the folder of all pages; changed settings or a selection have a separate one.
         digests: digest of every run by its settings as JSON, taken at planning time, because a method page may be
             edited while runs are in progress.
-        settings: likewise, digest of every run in the archive.
+        settings: likewise, digest in the archive of every run, by the settings that its table gives: equal runs of two
+            tables differ there if one gives a default.
         problems: reasons why a table or figure cannot be run, by name.
         archive: the archive of finished runs.
-        archived: digests of runs in it that have what each of these tables and figures needs.
+        archived: digests of the runs for which each of these tables and figures finds in it what it needs.
     """
 
     out: Path
@@ -82,7 +83,7 @@ class Plan:
 
     def archive_key(self, run: RunConfig) -> str:
         """The digest of a run in the archive."""
-        return self.settings[run.model_dump_json()]
+        return self.settings[_given(run)]
 
     def folder(self, run: RunConfig) -> Path:
         """The output folder of a run, shared by all tables."""
@@ -94,7 +95,7 @@ class Plan:
         return {
             key
             for key, run in self.runs.items()
-            if self.archive_key(run) in self.archived or is_finished(run, self.out / "runs" / key)
+            if key in self.archived or is_finished(run, self.out / "runs" / key)
         }
 
     def uses(self, run: RunConfig) -> list[tuple[Planned, Cell]]:
@@ -118,9 +119,10 @@ class Plan:
                 run = read_run(job.folder)
             except DataError:  # the page says so
                 return
-            key = self.settings.get(job.run.model_dump_json()) or settings_digest(job.run)
             for one, cell in self.uses(job.run):
-                self.archive.add(one.scale, one.name, [record_of(run, job.run, key, cell.name, one.reproduction)])
+                own = cell.runs[0].model_copy(update={"seed": job.run.seed})
+                key = self.settings.get(_given(own)) or settings_digest(own)
+                self.archive.add(one.scale, one.name, [record_of(run, own, key, cell.name, one.reproduction)])
 
         def archive_and_show(standing: Standing) -> None:
             if standing.ended and standing.ended.state == "finished":
@@ -132,6 +134,10 @@ class Plan:
 
 def _without_seed(run: RunConfig) -> str:
     return run.model_copy(update={"seed": 0}).model_dump_json()
+
+
+def _given(run: RunConfig) -> str:
+    return run.model_dump_json(exclude_unset=True)
 
 
 def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reproduction]:
@@ -216,15 +222,15 @@ def plan(
             continue
         try:
             known = {*kept.usable(scale, name, one)}
-            archived |= known
             cells = tuple(_on_device(cell, device) for cell in one.cells(scale, seeds, fitting[name], change))
             if seeds is None:
                 cells = tuple(_with_finished_seeds(cell, known, out) for cell in cells)
-            each = {run.model_dump_json(): run for cell in cells for run in cell.runs}
-            digests |= {text: digest(run) for text, run in each.items() if text not in digests}
-            given |= {text: settings_digest(run) for text, run in each.items() if text not in given}
-            runs = {digests[text]: run for text, run in each.items()}
-            lacking |= {given[text] for text in each} - known
+            every = [(run.model_dump_json(), _given(run), run) for cell in cells for run in cell.runs]
+            digests |= {text: digest(run) for text, _, run in every if text not in digests}
+            given |= {words: settings_digest(run) for _, words, run in every if words not in given}
+            runs = {digests[text]: run for text, _, run in every}
+            archived |= runs.keys()
+            lacking |= {digests[text] for text, words, _ in every if given[words] not in known}
         except FedloomError as error:
             problems[name] = str(error)
         else:
