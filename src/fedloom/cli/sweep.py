@@ -41,6 +41,9 @@ def sweep(
 
     [bold]fedloom sweep my.toml --seeds 0-2 -s sweep.search=tpe -s sweep.trials=40[/]
 
+    Settings are compared on validation rows, a quarter of the training rows, so that none is chosen by test rows; with
+    confirm = \\[10, 11] in \\[sweep] the best one is then trained on all training rows and tested.
+
     Each run has a folder in OUT/runs. The page is OUT/index.html, with Markdown and CSV beside it; OUT/best.toml is the
     config of the best setting, for fedloom run.
 

@@ -93,9 +93,7 @@ class Plan:
     def finished(self) -> set[str]:
         """The digests of finished runs, here or in the archive."""
         return {
-            key
-            for key, run in self.runs.items()
-            if key in self.archived or is_finished(run, self.out / "runs" / key)
+            key for key, run in self.runs.items() if key in self.archived or is_finished(run, self.out / "runs" / key)
         }
 
     def uses(self, run: RunConfig) -> list[tuple[Planned, Cell]]:
