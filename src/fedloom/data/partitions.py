@@ -59,8 +59,8 @@ def dirichlet(
         rng: random generator of all draws.
         alpha: concentration, above 0; large is uniform, small gives each client few classes.
         rows: rows of each client, multinomial(rows, q_n) without replacement. If a class runs out, the shortfall is
-            drawn from the other classes by q_n renormalized, or uniformly if q_n is 0 on all that are left. Clients take
-            rows in turn: if nearly all rows are taken, the mixes of the last clients are far from those drawn. None
+            drawn from the other classes by q_n renormalized, or uniformly if q_n is 0 on all that are left. Clients
+            take rows in turn: if nearly all rows are taken, mixes of the last clients are far from those drawn. None
             allocates every row, those of class k in proportion to q_n[k].
         min_rows: with rows=None, smaller clients get random rows of the largest client.
     """
