@@ -279,6 +279,7 @@ def test_the_index_is_of_all_outcomes_that_are_present(written: tuple[Path, Outc
         "Table II",
     ]
     assert "reproduced<br>same runs as Table II" in (tmp_path / "claims.md").read_text()
+    assert (tmp_path / "claims.md").read_text().count("## How to read a verdict\n") == 1
 
 
 def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:

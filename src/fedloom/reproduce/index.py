@@ -19,7 +19,7 @@ from fedloom.reproduce.markdown import markdown
 from fedloom.reproduce.multiverse import Map, counted, draw
 from fedloom.reproduce.selection import EVERYTHING, Selection
 from fedloom.reproduce.spec import SYSTEMS, Scale, System, shipped
-from fedloom.reproduce.verdicts import RULE, VERDICTS
+from fedloom.reproduce.verdicts import RULE, RULES, VERDICTS
 
 FILE = "outcome.json"
 PAGE, MARKDOWN = "index.html", "table.md"
@@ -28,6 +28,7 @@ OVERVIEW = "overview.svg"
 SYSTEM_NAMES = {"fedal": "FedAL", "afind": "AFIND+", "evfl": "Proto-EVFL", "augfl": "AugFL"}
 ONCE = "Claims that the same runs decide in the same way are counted once."
 MAP = "Where the headline claim holds"
+HOW = PageSection("How to read a verdict", text=[RULE], points=RULES)
 INTERVAL = f"Difference (95{fmt.NBSP}% interval)"
 
 
@@ -154,8 +155,9 @@ def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[st
     each = {name: dict(zip(VERDICTS, _verdicts(lines, [name]), strict=True)) for name in papers}
     svg = overview("overview", {SYSTEM_NAMES[name]: numbers for name, numbers in each.items()})
     figures = [Figure("Claims by verdict", svg, wide=True)] if outcomes else []
-    sections = [PageSection("Papers", text=[RULE, ONCE], figures=figures, tables=[counts])]
+    sections = [PageSection("Papers", text=[ONCE], figures=figures, tables=[counts])]
     sections += [_paper(system, own, lines) for system, own in papers.items()]
+    sections.append(HOW)
     verdicts = _verdicts(lines, SYSTEMS)
     informative = sum(verdicts[:3])
     found = [f"{count} {verdict}" for verdict, count in zip(VERDICTS[:3], verdicts, strict=False) if count]

@@ -16,14 +16,14 @@ from fedloom.reproduce import table
 from fedloom.reproduce.archive import Archive
 from fedloom.reproduce.claims import ClaimResult, check_claims
 from fedloom.reproduce.figures import PlotSection, pictures, row_style
-from fedloom.reproduce.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
+from fedloom.reproduce.index import FILE, HOW, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
 from fedloom.reproduce.markdown import markdown
 from fedloom.reproduce.metrics import Unit
 from fedloom.reproduce.multiverse import maps
 from fedloom.reproduce.results import TableResults, gather, missing, seeds, untestable
 from fedloom.reproduce.selection import EVERYTHING, Selection
 from fedloom.reproduce.spec import SYSTEMS, Cell, Reproduction, Scale
-from fedloom.reproduce.verdicts import RULE, VERDICTS
+from fedloom.reproduce.verdicts import VERDICTS
 
 NUMBERS = "table.csv"
 """The numbers of the table; some pictures have a CSV file beside it."""
@@ -88,6 +88,7 @@ def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[Plo
     if claims:
         sections.append(_claims(claims))
     sections += [picture.section for picture in shown]
+    sections += [HOW] if claims else []
     sections += [_provenance(found), _runs(found, target)]
     return Page(
         title=r.title,
@@ -156,7 +157,7 @@ def _claims(claims: Sequence[ClaimResult]) -> PageSection:
     ]
     columns = ("Claim", "Compared", "Verdict", INTERVAL, "Seeds", "Differences by seed")
     shown = PageTable("The paper's claims about these results, tested on our runs", columns, rows, words=6, prose=True)
-    return PageSection("Claims", text=[RULE], tables=[shown])
+    return PageSection("Claims", tables=[shown])
 
 
 def _each_seed(claim: ClaimResult) -> str:

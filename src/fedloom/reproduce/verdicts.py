@@ -23,18 +23,26 @@ MOST_LOOKS = 8
 """Looks ahead in the search for the number of seeds that would decide."""
 RULE = (
     "A verdict compares the printed effect with the 95 % confidence interval of our mean paired difference over seeds "
-    "(Student's t). reproduced: the interval lies on the claimed side, beyond the margin if the claim has one, and "
-    "covers or exceeds the printed effect. direction only: it lies on the claimed side, below the printed effect. "
-    "refuted: it excludes the printed effect, and does not exclude zero or the other side. undecided: it is too wide; "
-    "the text says how many seeds would decide. uninformative: a gate failed, which the text names. Without a printed "
-    "effect, a claim of a direction is reproduced by the direction, and refuted by an interval below 2 points. "
+    "(Student's t)."
+)
+RULES = (
+    "reproduced: the interval lies on the claimed side, beyond the margin if the claim has one, and covers or exceeds "
+    "the printed effect.",
+    "direction only: it lies on the claimed side, below the printed effect.",
+    "refuted: it excludes the printed effect, and does not exclude zero or the other side.",
+    "undecided: it is too wide; the text says how many seeds would decide.",
+    "uninformative: a gate failed, which the text names.",
+    "Without a printed effect, a claim of a direction is reproduced by the direction, and refuted by an interval below "
+    "2 points.",
     "The planned seeds are the first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a "
     "further look, which spends half of the rest, so that the interval is valid at every look. Within a table, Holm's "
-    "correction keeps the error rate of all its verdicts together at 5 %. A mean over columns leaves out those "
-    "in which a compared network is not above always predicting the most frequent class, and names them, unless the "
-    "claim is about accuracy and only its better side is that low. Within a column, the runs of a seed must "
-    "have the same test rows; columns differ by design, so comparisons across columns are paired by seed only."
+    "correction keeps the error rate of all its verdicts together at 5 %.",
+    "A mean over columns leaves out those in which a compared network is not above always predicting the most frequent "
+    "class, and names them, unless the claim is about accuracy and only its better side is that low.",
+    "Within a column, the runs of a seed must have the same test rows; columns differ by design, so comparisons across "
+    "columns are paired by seed only.",
 )
+"""What a verdict means, as pages explain it: the first sentence, and a list."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def decide_claim(
     printed: float | None = None,
     relevant: float | None = None,
 ) -> Decision:
-    """Apply `RULE` to one claim.
+    """Apply `RULES` to one claim.
 
     Args:
         differences: left minus right by seed, in the order of seeds.
