@@ -65,6 +65,22 @@ def test_a_comparison(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     assert "fedal-seed0/report.html" in (tmp_path / "c" / "report.html").read_text()
 
 
+def test_results_on_validation_rows_say_so(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    settings = ["-s", "rounds=1", "-s", "data.clients=2", "-s", "models.pool=['linear']"]
+    tested = fedloom("compare", "fedmd", "local", *settings, "--out", "tested").stdout
+    chosen = fedloom("compare", "fedmd", "local", *settings, "-s", "data.validation=0.2", "--out", "chosen").stdout
+    words = "measured on validation rows, 20 % of the training rows, and not on the test rows"
+    assert words in chosen and "validation" not in tested
+    assert f"M{words[1:]}." in (tmp_path / "chosen/report.html").read_text()
+    one, other = (
+        json.loads(next((tmp_path / name).glob("fedmd*/result.json")).read_text()) for name in ("tested", "chosen")
+    )
+    assert one["test_sha256"] != other["test_sha256"] and (one["validation"], other["validation"]) == (0, 0.2)
+    pages = [next((tmp_path / name).glob("fedmd*/report.html")).read_text() for name in ("tested", "chosen")]
+    assert ["on validation rows" in page for page in pages] == [False, True]
+    assert ["the global validation set" in page for page in pages] == [False, True]
+
+
 @pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "experiments"])
 def test_lists(kind: str, fedloom: Callable[..., Done]) -> None:
     rows = json.loads(fedloom("list", kind, "--json").stdout)

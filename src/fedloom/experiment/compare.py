@@ -143,7 +143,7 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
     """Warnings: results on validation rows, and runs of one method and seed that have different pretrained models."""
     made = []
     if shares := sorted({s.validation for s in summaries if s.validation}):
-        share = " and ".join(f"{share:.0%}" for share in shares)
+        share = " and ".join(f"{100 * share:g} %" for share in shares)
         made.append(f"measured on validation rows, {share} of the training rows, and not on the test rows")
     found: dict[tuple[str, int], dict[str, str]] = {}
     for s in summaries:
