@@ -92,7 +92,7 @@ def lead(found: SweepResults) -> str:
         text += f"the file's own setting has {worth(found, found.own)}."
     if found.confirmed:
         one, other = (worth(found, trial) for trial in found.confirmed)
-        text += f" On {'the test rows, with ' * bool(config.validation)}{_seeds(config.confirm)}"
+        text += f" On {'test rows, with ' * bool(config.validation)}{_seeds(config.confirm)}"
         text += f" it has {one}." if found.own_is_best else f", which the search did not see: {one} and {other}."
     return text
 
