@@ -37,6 +37,14 @@ jobs = json.loads(sys.argv[1])
 run_all([Job(RunConfig.model_validate_json(run), Path(folder)) for run, folder in jobs], workers=2)
 """
 
+PROGRESS = """
+from tqdm import tqdm
+from fedloom.experiment._pool_processes import Processes
+processes = Processes(1)
+processes._idle[0].submit(tqdm, disable=True).exception(60)
+processes.close()
+"""
+
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
@@ -145,6 +153,11 @@ def test_a_worker_that_cannot_start_is_an_error(page: Path, tmp_path: Path, monk
     with pytest.raises(ConfigError, match="two runs share a folder"):
         run_all([Job(a_run(page), tmp_path / "a")] * 2)
     assert [one.state for one in run_all([Job(a_run(page), tmp_path / "a")], stop=lambda: True)] == ["left"]
+
+
+def test_killed_workers_leave_no_semaphores_of_progress_bars() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRESS], capture_output=True, text=True, timeout=120, check=True)
+    assert not done.stderr  # also of the process that looks for leaks, which ends last
 
 
 def test_a_digest_tells_what_moves_a_number(page: Path) -> None:

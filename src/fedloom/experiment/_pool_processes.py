@@ -1,5 +1,6 @@
 """Runs jobs in reused processes of one thread each."""
 
+import contextlib
 import os
 import re
 import signal
@@ -96,6 +97,10 @@ def _begin(parent: int) -> None:
     for one in _SIGNALS:
         signal.signal(one, signal.SIG_IGN)
     os.dup2(2, 1)
+    with contextlib.suppress(ImportError):  # comes with `datasets`
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())  # its own is a semaphore, which Python reports as leaked after the kill
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
