@@ -15,8 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+from rich.text import Text
 
 from fedloom.cli import listing
+from fedloom.cli.app import app
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import seeds_of
 from fedloom.methods import registry, source_of
@@ -372,6 +375,16 @@ def test_help_teaches(command: list[str], fedloom: Callable[..., Done]) -> None:
     if not command:
         assert "fedloom run quickstart" in shown
     assert fedloom("--version").stdout.strip() == "0.1.0"
+
+
+def test_help_shows_words_in_square_brackets() -> None:
+    seen = 0
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        for text in [command.help, *(getattr(one, "help", None) for one in command.params)]:
+            plain = re.sub(r"\[bold\]|\[/\]|\\(?=\[)", "", text or "")
+            assert Text.from_markup(text or "").plain == plain, name
+            seen += "[" in plain
+    assert seen > 4
 
 
 def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callable[..., Done], tmp_path: Path) -> None:

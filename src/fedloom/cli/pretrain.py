@@ -22,7 +22,7 @@ def pretrain(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="A network: see fedloom list models, or package.module:factory.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the server's rows.  [default: 20]")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the server's rows.  \\[default: 20]")] = None,
     target: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("server.safetensors"),
     settings: Settings = None,
     device: Device = None,

@@ -52,7 +52,7 @@ def reproduce(
     ),
     archive: Annotated[
         Path | None,
-        typer.Option(help="The folder of the archive of finished runs.  [default: OUT/archive]", show_default=False),
+        typer.Option(help="The folder of the archive of finished runs.  \\[default: OUT/archive]", show_default=False),
     ] = None,
     merge: Annotated[
         list[Path] | None, typer.Option(metavar="FOLDER", help="Add another machine's archive first. Repeatable.")

@@ -19,7 +19,7 @@ BEST = 10
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(metavar="FILE.toml", help="A run's file with a table [sweep].")],
+    file: Annotated[str, typer.Argument(metavar="FILE.toml", help="A run's file with a table \\[sweep].")],
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of each setting, such as 0,1,2 or 0-4. Default: the file's.")
     ] = None,
