@@ -19,6 +19,7 @@ PUBLISHED = [
     *(f"afind-figure-{n}" for n in (2, 4, 5, 8)),
     *(f"evfl-table-{n}" for n in (2, *range(4, 14))),
     *(f"evfl-figure-{n}" for n in (4, 5, 6, 7)),
+    "evfl-section-5",
     "augfl-table-2",
     *(f"augfl-figure-{n}" for n in range(2, 10)),
     "augfl-section-3",
