@@ -113,7 +113,7 @@ def machine(device: str) -> dict[str, Any]:
 
 def small_run(name: str, engine: Mapping[str, Any]) -> Any:
     """A run of two rounds of a method."""
-    from fedloom.experiment.reading import check
+    from fedloom.experiment.plan.reading import check
 
     method = methods.registry()[name]
     small = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
@@ -131,8 +131,8 @@ def small_run(name: str, engine: Mapping[str, Any]) -> Any:
 
 def final_states(method: str, **engine: Any) -> dict[str, Any]:
     """Every leaf of every party's state after the rounds."""
-    from fedloom.experiment.build import build
-    from fedloom.experiment.engine import start
+    from fedloom.experiment.plan.build import build
+    from fedloom.experiment.run.engine import start
 
     plan = build(small_run(method, engine))
     with start(plan) as there:
@@ -302,8 +302,8 @@ def seeds(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
 
 def cells(device: str, clock: Clock, small: bool, out: Path) -> dict[str, Any]:
     """Run cells until the time is over; finished ones go into an archive of the folder `runs` of `reproduce`."""
-    from fedloom.experiment.pool import Job as PoolJob
-    from fedloom.experiment.pool import run_all
+    from fedloom.experiment.pool.pool import Job as PoolJob
+    from fedloom.experiment.pool.pool import run_all
     from fedloom.reproduce.plan import absent, plan, reproductions
 
     scale: Any = "small" if small else "paper"

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.experiment.compare import execute_all
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.compare import execute_all
 
 GROUPS, ROWS, ROUNDS = 3, 24, 50
 TIMES = (10, ROUNDS)

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedloom.api import execute
 from fedloom.core.errors import FedloomError
-from fedloom.experiment.reading import check
-from fedloom.experiment.result import MeasuredLeak
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.result import MeasuredLeak
 from fedloom.methods import registry
 
 HORIZONTAL = {

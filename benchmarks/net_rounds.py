@@ -20,9 +20,9 @@ from rich.console import Console
 from benchmarks.kills import free_port
 from fedloom.cli.federation import certs
 from fedloom.core.federation import Federation
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.engine import start
 from fedloom.methods import registry
 from fedloom.remote.coordinator import at_nodes, federation_of, node_set
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 from fedloom.reproduce.cost import cost
 

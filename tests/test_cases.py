@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedloom import methods
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.reading import check
 from tests.methods.groups import planted
 from tests.toy import Toy
 

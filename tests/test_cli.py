@@ -21,7 +21,7 @@ from rich.text import Text
 from fedloom.cli import listing
 from fedloom.cli.app import app
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.reading import seeds_of
+from fedloom.experiment.plan.reading import seeds_of
 from fedloom.methods import registry, source_of
 from fedloom.report.formatting import size
 from tests.command import Done

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.cli import main
-from fedloom.experiment import aligning
+from fedloom.experiment.run import aligning
 
 # Byte order mark, CRLF, quotes, a line break in a field, no newline at the end; and a plain file with other columns.
 CLINIC = b'\xef\xbb\xbfpatient,age,note\r\nP 1,30,"a, ""b"""\r\np2,040,"two\r\nlines"\r\n\r\nP3,50,caf\xc3\xa9'

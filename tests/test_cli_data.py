@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedloom.cli.app import main
-from fedloom.experiment.build import build, data_of
-from fedloom.experiment.node_party import build_party, for_nodes
-from fedloom.experiment.private import PrivateData
-from fedloom.experiment.reading import check, read
+from fedloom.experiment.plan.build import build, data_of
+from fedloom.experiment.plan.node_party import build_party, for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.reading import check, read
 from fedloom.remote.node.config import NodeData
 
 

@@ -25,11 +25,11 @@ from fedloom.data.split import hold_out
 from fedloom.deploy import Embeddings, Exported, export, load_active, load_party, read_embeddings, write_embeddings
 from fedloom.deploy.folder import MANIFEST, STATE, digest
 from fedloom.deploy.rows import encode_rows
-from fedloom.experiment import checkpoint
-from fedloom.experiment.build import build
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import read
-from fedloom.experiment.session import fingerprint
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import read
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import checkpoint
+from fedloom.experiment.run.session import fingerprint
 from fedloom.methods.vertical import steps
 
 SMALL = {

@@ -25,9 +25,12 @@ from pyarrow import csv, parquet
 from sklearn.datasets import load_breast_cancer
 
 from fedloom.cli import main
-from fedloom.experiment import config, pool, reading, trial
-from fedloom.experiment._pool_job import do_all
-from fedloom.experiment.reading import check
+from fedloom.experiment import trial
+from fedloom.experiment.config import run as config
+from fedloom.experiment.plan import reading
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.pool import pool
+from fedloom.experiment.pool.job import do_all
 from fedloom.remote.federation import read as read_federation
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.config import read as read_node

@@ -94,8 +94,8 @@ def test_a_folder_needs_no_fedloom(averaged: Path, tmp_path: Path) -> None:
 
 def test_the_shared_model_scores_as_the_run_did(averaged: Path, tmp_path: Path) -> None:
     """On all rows of the data set that were test rows."""
-    from fedloom.experiment.build import data_of
-    from fedloom.experiment.reading import read
+    from fedloom.experiment.plan.build import data_of
+    from fedloom.experiment.plan.reading import read
 
     data, split = data_of(read(str(averaged / "config.toml")).run)
     x = torch.from_numpy((data.x[split.test] - data.shift) / data.scale)

@@ -8,7 +8,7 @@ import pytest
 from fedloom.core import renamed
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.partitions import check_options
-from fedloom.experiment.reading import read
+from fedloom.experiment.plan.reading import read
 from fedloom.remote.config_file import read_config
 from fedloom.remote.node.config import NodeConfig
 from fedloom.reproduce import spec

@@ -12,9 +12,9 @@ import torch
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.rng import hidden_stream
-from fedloom.experiment.build import build
-from fedloom.experiment.node_party import build_party, for_nodes
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import build_party, for_nodes
+from fedloom.experiment.plan.reading import check
 from fedloom.methods import find
 from fedloom.methods.peer.selection import private, proxy
 from fedloom.methods.vertical.proto_evfl_steps import with_noise

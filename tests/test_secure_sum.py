@@ -15,7 +15,7 @@ from fedloom.core import fixed_point
 from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded
 from fedloom.core.message import Shape, floats
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.reading import check
 from fedloom.methods import find, registry
 from fedloom.methods.vertical import proto_evfl
 from tests.methods.columns import Columns

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.view import FILE, PartyStatus, Process, RecentFailure, View, own_process
+from fedloom.experiment.run.view import FILE, PartyStatus, Process, RecentFailure, View, own_process
 from fedloom.report import watch as watching
 from fedloom.report.page import Page, render
 from fedloom.report.watch import page, screen

@@ -20,17 +20,17 @@ from torch import nn
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
-from fedloom.experiment import objects
-from fedloom.experiment import run as runs
-from fedloom.experiment.compare import execute_all
-from fedloom.experiment.config import Experiment, RunConfig
-from fedloom.experiment.data_config import DataConfig
-from fedloom.experiment.engine import Backend, local_backend
-from fedloom.experiment.metrics import GLOBAL
-from fedloom.experiment.reading import check, read
-from fedloom.experiment.result import RunSummary
-from fedloom.experiment.run import RunResult, Status, Stopped, settle
-from fedloom.experiment.trained import TrainedModels
+from fedloom.experiment.config import objects
+from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.run import Experiment, RunConfig
+from fedloom.experiment.plan.reading import check, read
+from fedloom.experiment.run import execute as runs
+from fedloom.experiment.run.compare import execute_all
+from fedloom.experiment.run.engine import Backend, local_backend
+from fedloom.experiment.run.execute import RunResult, Status, Stopped, settle
+from fedloom.experiment.run.metrics import GLOBAL
+from fedloom.experiment.run.result import RunSummary
+from fedloom.experiment.run.trained import TrainedModels
 
 if TYPE_CHECKING:
     import pandas
@@ -158,7 +158,7 @@ class CompareResult(dict[str, Any]):
     """The content of `comparison.json`. It prints the verdict and the differences with their 95 % intervals."""
 
     def __repr__(self) -> str:
-        from fedloom.experiment.result import Comparison
+        from fedloom.experiment.run.result import Comparison
         from fedloom.report.results import conclusion
         from fedloom.report.terminal import line
 

@@ -14,10 +14,10 @@ from fedloom.core.evaluation import contribution
 from fedloom.data.party_files import from_files
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
-from fedloom.experiment.build import build, parties_of
-from fedloom.experiment.reading import ConfigError as ReadingError
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.build import build, parties_of
+from fedloom.experiment.plan.reading import ConfigError as ReadingError
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import execute
 from tests.data.test_party_files import files, match, write
 
 __all__ = ["files"]  # a fixture

@@ -12,7 +12,7 @@ import pytest
 from fedloom.core.errors import DataError
 from fedloom.data.encoder import OneHot, RawNumber
 from fedloom.data.schema import DataSchema, read_public, read_rows
-from fedloom.experiment.data_config import SchemaConfig
+from fedloom.experiment.config.data import SchemaConfig
 
 TABLE = DataSchema("table", ("well", "ill"), "outcome", (RawNumber("age"), OneHot("ward", ("north", "south", "?"))))
 PICTURES = DataSchema("image", ("cat", "dog"), shape=(1, 4, 5))

@@ -20,13 +20,13 @@ from fedloom.core.message import leaves
 from fedloom.core.method import Method
 from fedloom.engines import Engine
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
-from fedloom.experiment.build import build
-from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.engine import start
-from fedloom.experiment.evaluate import state_sha256
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.config.run import EngineConfig, RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.evaluate import state_sha256
+from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 
 ROUNDS = 3

@@ -27,7 +27,7 @@ from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
 from fedloom.engines.memory import SLAB, Arena
-from fedloom.experiment import checkpoint
+from fedloom.experiment.run import checkpoint
 from tests.test_three_pages import Peer, gossip
 from tests.toy import Toy, contexts, network
 

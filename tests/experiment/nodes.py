@@ -9,8 +9,8 @@ from fedloom.core.engine import UNREACHABLE, Failure, ReplyRef, Task
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines import Account, Engine, LocalEngine
-from fedloom.experiment.node_party import NodeParty, expected, for_nodes
-from fedloom.experiment.plan import RunPlan
+from fedloom.experiment.plan.node_party import NodeParty, expected, for_nodes
+from fedloom.experiment.plan.run_plan import RunPlan
 
 
 class Nodes(Engine):

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.rng import stream
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import RunResult, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success

@@ -11,7 +11,7 @@ import pytest
 import fedloom
 from fedloom import report
 from fedloom.cli import main
-from fedloom.experiment.reading import read
+from fedloom.experiment.plan.reading import read
 
 BATCH, CLASSES, CLIENTS, TAU = 32, 10, 3, 5
 

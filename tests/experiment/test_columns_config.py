@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment import config
-from fedloom.experiment.build import build, parties_of
-from fedloom.experiment.reading import check, read
-from fedloom.experiment.run import execute
-from fedloom.experiment.sections import ColumnsConfig
-from fedloom.experiment.settings.vertical import ALIGNED
+from fedloom.experiment.config import run as config
+from fedloom.experiment.config.sections import ColumnsConfig
+from fedloom.experiment.plan.build import build, parties_of
+from fedloom.experiment.plan.reading import check, read
+from fedloom.experiment.plan.settings.vertical import ALIGNED
+from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry, source_of
 
 FILES = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}

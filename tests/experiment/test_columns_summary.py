@@ -15,11 +15,11 @@ from rich.console import Console
 import fedloom
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, MethodError
-from fedloom.experiment.build import build
-from fedloom.experiment.compare import execute_all, summarize
-from fedloom.experiment.reading import check, read
-from fedloom.experiment.result import Comparison, RunSummary
-from fedloom.experiment.run import RunResult, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check, read
+from fedloom.experiment.run.compare import execute_all, summarize
+from fedloom.experiment.run.execute import RunResult, execute
+from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report.terminal import show_comparison
 
 PARTIES, ALIGNED, WIDTH, CLASSES, ROUNDS = 4, 40, 8, 10, 3

@@ -13,11 +13,11 @@ import torch
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.faults import Faults
-from fedloom.experiment import config
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import digest
-from fedloom.experiment.reading import check, experiments, read
+from fedloom.experiment.config import run as config
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check, experiments, read
+from fedloom.experiment.pool.pool import digest
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from fedloom.core.engine import Account, Failure, ReplyRef, Task, names
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.message import Template, Tree
 from fedloom.engines import Engine, LocalEngine, Lost
-from fedloom.experiment import run as runs
-from fedloom.experiment.engine import Backend
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import execute as runs
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.execute import Stopped, execute
 
 SMALL: dict[str, Any] = {
     "rounds": 6,

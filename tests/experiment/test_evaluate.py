@@ -16,12 +16,12 @@ import fedloom
 from fedloom.core.engine import Failure
 from fedloom.core.errors import MethodError
 from fedloom.core.party import Note, Party
-from fedloom.experiment import run as runs
-from fedloom.experiment.engine import Backend
-from fedloom.experiment.evaluate import RESERVED
-from fedloom.experiment.node_party import build_party
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.node_party import build_party
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import execute as runs
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.evaluate import RESERVED
+from fedloom.experiment.run.execute import execute
 from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes

@@ -11,12 +11,12 @@ import pytest
 
 from fedloom import report
 from fedloom.engines import Lost
-from fedloom.experiment.build import build
-from fedloom.experiment.compare import summarize
-from fedloom.experiment.engine import start
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import RunResult, Stopped, execute
-from fedloom.experiment.session import Session
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.compare import summarize
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.execute import RunResult, Stopped, execute
+from fedloom.experiment.run.session import Session
 
 PAGE = """
 import torch

@@ -8,8 +8,8 @@ import pytest
 
 import fedloom
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.foreign_code import named_code
-from fedloom.experiment.reading import check, read
+from fedloom.experiment.config.foreign_code import named_code
+from fedloom.experiment.plan.reading import check, read
 
 PAGE = "from fedloom.methods.averaging.fedavg import METHODS\nimport pathlib\npathlib.Path('it-ran').touch()\n"
 CONFIG = 'method = "mine.py"\n[data]\npartition = "os:system"\n[models]\npool = ["torchvision:resnet18"]\n'

@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.api import execute
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.reading import check
 
 DATA = {"name": "digits", "clients": 6, "public_rows": 60, "test_rows": 300, "options": {"alpha": 0.1}}
 

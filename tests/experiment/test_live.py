@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import DataError, EngineError, Interrupted, MethodError
-from fedloom.experiment import live
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.live import thinned
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Status, Stopped, execute
-from fedloom.experiment.session import Session
-from fedloom.experiment.view import FILE, SILENCE, View, _start_time, liveness, read
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run import live
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.execute import Status, Stopped, execute
+from fedloom.experiment.run.live import thinned
+from fedloom.experiment.run.session import Session
+from fedloom.experiment.run.view import FILE, SILENCE, View, _start_time, liveness, read
 
 SMALL: dict[str, Any] = {
     "method": "fedal",

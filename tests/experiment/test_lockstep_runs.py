@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.experiment import lockstep
-from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.lockstep import advice, execute_lots, lots
-from fedloom.experiment.pool import Job, run_all
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.config.run import EngineConfig, RunConfig
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.pool.pool import Job, run_all
+from fedloom.experiment.run import lockstep
+from fedloom.experiment.run.execute import Stopped, execute
+from fedloom.experiment.run.lockstep import advice, execute_lots, lots
 
 SMALL: dict[str, Any] = {
     "method": "fedavg",

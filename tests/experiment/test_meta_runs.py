@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import Stopped, execute
 
 
 def run(method: str = "augfl", **more: Any) -> RunConfig:
@@ -93,7 +93,7 @@ def test_every_method_of_the_family_is_judged_by_the_same_clients_and_rows(tmp_p
 
 
 def test_a_pretrained_model_that_will_not_do_is_refused_before_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.experiment.pretrained.trained_file", None)  # any training would fail
+    monkeypatch.setattr("fedloom.experiment.plan.pretrained.trained_file", None)  # any training would fail
     with pytest.raises(ConfigError, match="needs a pretrained model with the architecture"):
         build(run(params={"l2": 1.0, "crd": 0.0}))
     build(run(params={"l2": 1.0, "crd": 0.0}, pretrained={"model": "mlp"}))

@@ -9,7 +9,7 @@ import pytest
 
 import fedloom
 from fedloom.core.errors import MethodError, warn_once
-from fedloom.experiment.page_check import problems
+from fedloom.experiment.run.page_check import problems
 from tests.command import Done
 from tests.command import fedloom as command
 

@@ -11,11 +11,11 @@ import pytest
 
 from fedloom.core import message
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.node_party import build_party, differences, expected, for_nodes, suspicious
-from fedloom.experiment.reading import check
-from fedloom.experiment.session import fingerprint
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import build_party, differences, expected, for_nodes, suspicious
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.session import fingerprint
 from fedloom.methods.averaging import fedavg
 
 ROWS: dict[str, Any] = {
@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", list(CASES))
 def test_a_node_s_party_is_that_of_the_whole_plan(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.experiment.pretrained.trained_file", None)  # any training would fail
+    monkeypatch.setattr("fedloom.experiment.plan.pretrained.trained_file", None)  # any training would fail
     plan = build(run(method, **CASES[method]))
     for number in set(plan.names) - set(plan.colocated):
         own = plan.clients[number]()
@@ -94,8 +94,8 @@ def test_what_only_the_coordinator_has_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
-    from fedloom.experiment.build import data_of, pretrained_of
-    from fedloom.experiment.pretraining import train
+    from fedloom.experiment.plan.build import data_of, pretrained_of
+    from fedloom.experiment.plan.pretraining import train
 
     trained = run("fedpcl", **ONE, pretrained={"model": "mlp", "epochs": 1, "norm": "none"})
     dataset, shares = data_of(trained)

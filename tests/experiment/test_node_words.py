@@ -13,10 +13,10 @@ import torch
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.party_files import PartyFile
 from fedloom.data.schema import read_rows
-from fedloom.experiment.build import build
-from fedloom.experiment.node_party import NodeParty, build_party, for_nodes
-from fedloom.experiment.private import PrivateData
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import NodeParty, build_party, for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.reading import check
 from fedloom.remote.node.config import NodeConfig, read
 from fedloom.remote.rpc_errors import CallRefused
 from tests.node.hosts import RunRequest, node, opening

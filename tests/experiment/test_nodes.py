@@ -20,15 +20,15 @@ from fedloom.core.errors import EngineError, MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
-from fedloom.experiment import checkpoint
-from fedloom.experiment import run as runs
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import Backend
-from fedloom.experiment.evaluate import state_sha256
-from fedloom.experiment.node_party import build_party
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import build_party
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import checkpoint
+from fedloom.experiment.run import execute as runs
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.evaluate import state_sha256
+from fedloom.experiment.run.execute import Stopped, execute
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
 
@@ -97,7 +97,7 @@ def test_a_run_continues_where_its_nodes_can_go_back_to(values: dict[str, Any], 
 
 
 def runs_mark(config: Any) -> str:
-    from fedloom.experiment.session import fingerprint
+    from fedloom.experiment.run.session import fingerprint
 
     return fingerprint(build(config))
 

@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 import fedloom
 from fedloom.core.errors import ConfigError, DataError, FedloomError, ModelError
 from fedloom.deploy.models import load_model
-from fedloom.experiment import objects
+from fedloom.experiment.config import objects
 from fedloom.methods import find
 
 RNG = np.random.default_rng(0)

@@ -13,14 +13,14 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.evaluation import EVALUATIONS, predictions, score
-from fedloom.experiment import run as runs
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import Backend
-from fedloom.experiment.node_party import NodeParty, build_party, differences, expected, for_nodes
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.private import PrivateData
-from fedloom.experiment.reading import check, read
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import NodeParty, build_party, differences, expected, for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.reading import check, read
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import execute as runs
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.execute import execute
 from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes

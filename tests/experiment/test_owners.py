@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import ConfigError, DataError, warn_once
-from fedloom.experiment.build import build, data_of
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.data_config import DataConfig
-from fedloom.experiment.objects import data_settings
-from fedloom.experiment.reading import read
-from fedloom.experiment.run import execute
-from fedloom.experiment.settings import rows as settings_rows
+from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.objects import data_settings
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build, data_of
+from fedloom.experiment.plan.reading import read
+from fedloom.experiment.plan.settings import rows as settings_rows
+from fedloom.experiment.run.execute import execute
 
 SIZES = {"north": 40, "south": 24, "east": 16}
 

@@ -19,27 +19,30 @@ import pytest
 
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.paths import locked
-from fedloom.experiment import _pool_job, _pool_processes, pool, run_digest
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
-from fedloom.experiment.run import execute
-from fedloom.experiment.session import fingerprint
-from fedloom.experiment.view import FILE
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan import run_digest
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.pool import job as _pool_job
+from fedloom.experiment.pool import pool
+from fedloom.experiment.pool import processes as _pool_processes
+from fedloom.experiment.pool.pool import Job, Standing, digest, is_finished, run_all, usual_workers
+from fedloom.experiment.run.execute import execute
+from fedloom.experiment.run.session import fingerprint
+from fedloom.experiment.run.view import FILE
 from tests.experiment.waiting_page import PAGE, hold, rounds, write
 
 DRIVER = """
 import json, sys
 from pathlib import Path
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Job, run_all
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.pool.pool import Job, run_all
 jobs = json.loads(sys.argv[1])
 run_all([Job(RunConfig.model_validate_json(run), Path(folder)) for run, folder in jobs], workers=2)
 """
 
 PROGRESS = """
 from tqdm import tqdm
-from fedloom.experiment._pool_processes import Processes
+from fedloom.experiment.pool.processes import Processes
 processes = Processes(1)
 processes._idle[0].submit(tqdm, disable=True).exception(60)
 processes.close()

@@ -19,13 +19,14 @@ import fedloom
 from fedloom import models
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError, ModelError, warn_once
-from fedloom.experiment import pretrained, pretraining, weights
-from fedloom.experiment.build import build, data_of, pretrained_of
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pretrained import PretrainedConfig
-from fedloom.experiment.pretraining import Training, moved, train
-from fedloom.experiment.reading import check
-from fedloom.experiment.session import fingerprint
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan import pretrained, pretraining
+from fedloom.experiment.plan.build import build, data_of, pretrained_of
+from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.pretraining import Training, moved, train
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run import weights
+from fedloom.experiment.run.session import fingerprint
 from fedloom.methods import find
 from fedloom.models.rescaled import Rescaled
 

@@ -21,14 +21,14 @@ import fedloom
 from fedloom.core.context import PublicSet
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, MethodError, ModelError
 from fedloom.engines import LocalEngine
-from fedloom.experiment import checkpoint
-from fedloom.experiment.build import build
-from fedloom.experiment.compare import execute_all
-from fedloom.experiment.engine import start
-from fedloom.experiment.evaluate import agreement
-from fedloom.experiment.reading import check, read
-from fedloom.experiment.run import Stopped, agree, execute
-from fedloom.experiment.session import Session
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check, read
+from fedloom.experiment.run import checkpoint
+from fedloom.experiment.run.compare import execute_all
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.evaluate import agreement
+from fedloom.experiment.run.execute import Stopped, agree, execute
+from fedloom.experiment.run.session import Session
 from fedloom.methods import registry
 
 SMALL: dict[str, Any] = {
@@ -204,7 +204,7 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedloom.experiment.session.SAVE_RATIO", 0)  # at every milestone
+    monkeypatch.setattr("fedloom.experiment.run.session.SAVE_RATIO", 0)  # at every milestone
     execute(small(), tmp_path)
     older, newest = sorted((tmp_path / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -400,7 +400,7 @@ def test_a_comparison_resumes_and_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def test_runs_on_different_data_are_not_compared() -> None:
-    from fedloom.experiment.compare import summarize
+    from fedloom.experiment.run.compare import summarize
 
     a, b = execute(small(rounds=0)), execute(small(rounds=0, data={**SMALL["data"], "public_rows": 50}))
     with pytest.raises(ConfigError, match="public_sha256"):

@@ -14,13 +14,13 @@ from fedloom.cli import main
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError
 from fedloom.core.message import leaves
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.engine import start
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
-from fedloom.experiment.sections import Absence, ChurnConfig
-from fedloom.experiment.session import Session, fingerprint
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.config.sections import Absence, ChurnConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.execute import Stopped, execute
+from fedloom.experiment.run.session import Session, fingerprint
 
 PAGE = """
 import torch

@@ -20,16 +20,16 @@ from fedloom import report
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.message import leaves
-from fedloom.experiment.build import build, data_of
-from fedloom.experiment.compare import summarize
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.data_config import DataConfig
-from fedloom.experiment.engine import start
-from fedloom.experiment.pretrained import PretrainedConfig
-from fedloom.experiment.pretraining import train
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import RunResult, Stopped, execute
-from fedloom.experiment.session import Session
+from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build, data_of
+from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.pretraining import train
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.compare import summarize
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.execute import RunResult, Stopped, execute
+from fedloom.experiment.run.session import Session
 from fedloom.report import formatting as fmt
 from fedloom.report.formatting import clients_named
 from fedloom.report.terminal import show_comparison

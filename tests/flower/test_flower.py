@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedloom.experiment import reading
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan import reading
+from fedloom.experiment.run.execute import execute
 from tests.flower.federation import BIN, Federation, federation
 
 pytestmark = [

@@ -20,11 +20,11 @@ from fedloom import models
 from fedloom.core.errors import ConfigError, MethodError, ModelError
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.evaluate import state_sha256
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.evaluate import state_sha256
+from fedloom.experiment.run.execute import Stopped, execute
 from fedloom.methods import find, steps
 from fedloom.methods.peer.afind import AFIND_PLUS
 from fedloom.methods.peer.selection import (

@@ -22,11 +22,11 @@ from fedloom.core.faults import Faults
 from fedloom.core.losses import cap_rows
 from fedloom.core.message import leaves
 from fedloom.core.method import Method
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.evaluate import state_sha256
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.evaluate import state_sha256
+from fedloom.experiment.run.execute import Stopped, execute
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fedal import FedALBlackBox
 from fedloom.models.black_boxes import make

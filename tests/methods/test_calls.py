@@ -16,8 +16,8 @@ import fedloom.methods
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.party import Party
 from fedloom.engines import local
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 from tests.engines.test_every_method import run_of
 

@@ -20,8 +20,8 @@ from fedloom.core.errors import ConfigError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.losses import kl, kl_gradient
 from fedloom.core.message import Tree
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
 from fedloom.methods.distillation.cfd import CFDClient, CFDServer
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
 from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows

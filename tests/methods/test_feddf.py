@@ -15,9 +15,9 @@ import fedloom
 from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
-from fedloom.experiment.build import build
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.methods.distillation.feddf import averaged, floats_of
 from tests.methods.architectures import GROUPS, group_networks, grouped, size
 from tests.toy import CLASSES, Toy, equal

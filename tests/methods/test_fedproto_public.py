@@ -14,8 +14,8 @@ from fedloom import methods
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, ModelError
 from fedloom.core.faults import Faults
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
 from fedloom.methods.distillation.fedproto_public import (
     LARGEST,
     AdaptedFeatures,

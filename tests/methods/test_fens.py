@@ -13,10 +13,10 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.execute import execute
 from fedloom.methods.distillation.fens import aggregate, aggregator_loss, first_weights
 from fedloom.methods.distillation.fens_student import log_probs, stacked
 from tests.toy import CLASSES, Toy

@@ -20,11 +20,11 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.evaluation import contribution
 from fedloom.core.faults import Faults
 from fedloom.deploy import export, load_active, load_party
-from fedloom.experiment.build import build
-from fedloom.experiment.engine import start
-from fedloom.experiment.evaluate import PartiesMissing
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.evaluate import PartiesMissing
+from fedloom.experiment.run.execute import execute
 from fedloom.methods.vertical import laser, steps
 from fedloom.methods.vertical.laser import draw_sets, present, subset_weights
 from tests.methods.columns import CLASSES, WIDTH, Columns, moved, same

@@ -25,9 +25,9 @@ from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.evaluation import predictions_alone
 from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
-from fedloom.experiment.build import build
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import RunResult, Stopped, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import RunResult, Stopped, execute
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import (

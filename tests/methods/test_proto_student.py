@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.reading import read
-from fedloom.experiment.run import execute
+from fedloom.experiment.plan.reading import read
+from fedloom.experiment.run.execute import execute
 from fedloom.methods.vertical.proto_evfl_steps import similarities
 from fedloom.methods.vertical.proto_student import most_confident, shifted_together
 from fedloom.methods.vertical.steps import PrincipalComponents

@@ -20,9 +20,9 @@ from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.engines import LocalEngine
-from fedloom.experiment.build import build
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import Stopped, execute
 from fedloom.methods.vertical.steps import aligned_rows, batch_indices, labels, learn, steps_per_pass
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 

@@ -15,12 +15,12 @@ from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.engines import LocalEngine
-from fedloom.experiment.build import build
-from fedloom.experiment.config import EngineConfig
-from fedloom.experiment.engine import start
-from fedloom.experiment.evaluate import state_sha256
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
+from fedloom.experiment.config.run import EngineConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.engine import start
+from fedloom.experiment.run.evaluate import state_sha256
 from fedloom.methods import find
 from fedloom.methods.vertical.self_supervision import (
     ScheduledOptimizer,

@@ -15,7 +15,7 @@ from fedloom import methods
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ModelError
 from fedloom.core.evaluation import predictions
-from fedloom.experiment.evaluate import state_sha256
+from fedloom.experiment.run.evaluate import state_sha256
 from fedloom.methods import steps
 from fedloom.methods.peer.gossip import GossipConfig, GossipPeer
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows

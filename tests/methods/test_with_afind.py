@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
-from fedloom.experiment.evaluate import state_sha256
+from fedloom.experiment.run.evaluate import state_sha256
 from fedloom.methods import find
 from tests.toy import CLASSES, Toy, common
 

@@ -12,9 +12,9 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.message import Template, Tree
 from fedloom.engines._shared_buffer import spell
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.node_party import for_nodes
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.remote import payload
 from fedloom.remote.hub import NodeConnection, open_hub
 from tests.net.processes import Machines

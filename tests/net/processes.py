@@ -25,9 +25,9 @@ from rich.console import Console
 from fedloom.cli import federation as commands
 from fedloom.core import message
 from fedloom.engines import Engine
-from fedloom.experiment.build import build
-from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.reading import check
+from fedloom.experiment.config.run import EngineConfig, RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
 from fedloom.methods import registry
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.coordinator import at_nodes, federation_of, node_set
@@ -287,7 +287,7 @@ def machines(folder: Path, count: int, *, settings: str = SETTINGS, begin: bool 
 @contextmanager
 def coordinator(run: RunConfig, config: Path, out: Path, *more: str) -> Iterator[Process]:
     """`fedloom run` of a config, as a process of its own."""
-    from fedloom.experiment import config as configs
+    from fedloom.experiment.config import run as configs
 
     config.write_text(configs.toml(run))
     process = Process("fedloom", "run", config, "--out", out, *more)

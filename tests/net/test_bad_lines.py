@@ -12,7 +12,7 @@ import torch
 
 from fedloom.api import execute
 from fedloom.core import message
-from fedloom.experiment.config import EngineConfig
+from fedloom.experiment.config.run import EngineConfig
 from fedloom.remote.hub import Hub
 from tests.net.calls import Caller, Transport
 from tests.net.nodes import federation

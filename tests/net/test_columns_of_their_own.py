@@ -13,9 +13,9 @@ import pytest
 
 from fedloom.api import Stopped, execute
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.private import Matched, PrivateData
-from fedloom.experiment.reading import check
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.private import Matched, PrivateData
+from fedloom.experiment.plan.reading import check
 from fedloom.methods import registry
 from fedloom.remote.coordinator import federation_of, node_set
 from fedloom.remote.matching import FILE, _MatchingSession, match

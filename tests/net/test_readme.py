@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fedloom.api import execute
-from fedloom.experiment.reading import read
+from fedloom.experiment.plan.reading import read
 from tests.net.processes import free_ports
 
 README = Path(__file__).parents[2] / "README.md"

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedloom.api import execute
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.reading import check
 from fedloom.remote import certs, rpc_errors, secure_sum
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials

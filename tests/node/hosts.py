@@ -10,7 +10,7 @@ from typing import Any
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.engines._shared_buffer import spell
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.reading import check
 from fedloom.methods import steps
 from fedloom.remote import payload
 from fedloom.remote.node.config import NodeConfig

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedloom.core.evaluation import exact_scores
-from fedloom.experiment.build import build
-from fedloom.experiment.node_party import for_nodes
-from fedloom.experiment.private import PrivateData
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import for_nodes
+from fedloom.experiment.plan.private import PrivateData
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.looks import FILE, SCALE, _keyed, _laplace
 from fedloom.remote.rpc_errors import CallRefused

@@ -15,8 +15,8 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError
 from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIClient, announce
-from fedloom.experiment.private import Matched
-from fedloom.experiment.reading import check
+from fedloom.experiment.plan.private import Matched
+from fedloom.experiment.plan.reading import check
 from fedloom.remote import payload, rpc_errors
 from tests.node.hosts import RUN, RunRequest
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import PrivacyBudgetSpent
-from fedloom.experiment.build import build
-from fedloom.experiment.node_party import for_nodes
-from fedloom.experiment.private import PrivateData
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import for_nodes
+from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases, epsilon
 from fedloom.remote import rpc_errors
 from fedloom.remote.node.privacy_ledger import FILE, PrivacyLedger, lines

@@ -12,9 +12,9 @@ import pytest
 
 from fedloom import report
 from fedloom.core.errors import DataError
-from fedloom.experiment.compare import summarize
-from fedloom.experiment.metrics import SCORES
-from fedloom.experiment.run import RunResult
+from fedloom.experiment.run.compare import summarize
+from fedloom.experiment.run.execute import RunResult
+from fedloom.experiment.run.metrics import SCORES
 from fedloom.report import results
 from tests.report.test_report import (
     CONFIG,

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from fedloom import report
 from fedloom.core.errors import DataError
-from fedloom.experiment.compare import network_means, summarize
-from fedloom.experiment.result import RunSummary
-from fedloom.experiment.run import RunResult
+from fedloom.experiment.run.compare import network_means, summarize
+from fedloom.experiment.run.execute import RunResult
+from fedloom.experiment.run.result import RunSummary
 from fedloom.report.terminal import show_comparison
 from tests.report.test_report import write_run
 

@@ -24,10 +24,10 @@ from fedloom import report
 from fedloom.core import ledger
 from fedloom.core.errors import DataError
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment import record
-from fedloom.experiment.compare import summarize
-from fedloom.experiment.result import Comparison, PairedDifference
-from fedloom.experiment.run import RunResult
+from fedloom.experiment.run import record
+from fedloom.experiment.run.compare import summarize
+from fedloom.experiment.run.execute import RunResult
+from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report import mixing, results, schema, styles
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run import execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.run.execute import execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.metrics import value_of
 from fedloom.reproduce.results import TableResults, gather

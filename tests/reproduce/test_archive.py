@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.duration import seconds_of
-from fedloom.experiment.pool import Ended, Standing
+from fedloom.experiment.config.duration import seconds_of
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.pool.pool import Ended, Standing
 from fedloom.reproduce import page
 from fedloom.reproduce.archive import Archive
 from fedloom.reproduce.budget import Batch, batches, spend

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from fedloom.cli.progress import PoolProgress
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Ended, Job, Standing
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.pool.pool import Ended, Job, Standing
 from fedloom.report.formatting import estimate
 from tests.command import Done
 from tests.experiment.waiting_page import hold, rounds, write

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedloom import models
 from fedloom.core.paths import cache_folder
 from fedloom.data.sources import NOISE, SOURCES, load, load_raw
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check
-from fedloom.experiment.run import execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 from fedloom.reproduce import cost as costs
 from fedloom.reproduce import speed as speeds
@@ -74,7 +74,7 @@ def test_a_paper_s_run_is_measured_without_its_data(monkeypatch: pytest.MonkeyPa
     """Of no data set that is not here a byte is asked for; and of a hundred clients sixteen are timed."""
     read = []
     monkeypatch.setattr(
-        "fedloom.experiment.settings.rows.load", lambda name, **rest: read.append(name) or load(name, **rest)
+        "fedloom.experiment.plan.settings.rows.load", lambda name, **rest: read.append(name) or load(name, **rest)
     )
     values = {
         "method": "fedavg",

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run import execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.run.execute import execute
 from fedloom.report.read import Run, read_run
 from fedloom.reproduce.metrics import Unit, as_printed, curve, drawn, is_exact, lower, value_of
 from tests.reproduce.conftest import Made, value

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedloom.experiment.config import RunConfig
+from fedloom.experiment.config.run import RunConfig
 from fedloom.reproduce import page
 from fedloom.reproduce.index import Outcome, dumped, read_outcomes, write_index
 from fedloom.reproduce.selection import Selection

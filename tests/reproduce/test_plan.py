@@ -13,8 +13,8 @@ import pytest
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources import load
-from fedloom.experiment.overrides import override
-from fedloom.experiment.pool import digest
+from fedloom.experiment.config.overrides import override
+from fedloom.experiment.pool.pool import digest
 from fedloom.reproduce import plan as planning
 from fedloom.reproduce.plan import absent, fetch, plan, reproductions, run_plan, unlisted
 from fedloom.reproduce.selection import dotted_settings

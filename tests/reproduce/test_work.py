@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.pool import Standing
+from fedloom.experiment.pool.pool import Standing
 from fedloom.reproduce.plan import Plan, plan, run_plan
 from fedloom.reproduce.spec import merged, parsed, read
 from tests.reproduce.tiny import TINY

@@ -19,11 +19,11 @@ import pytest
 from fedloom.cli import main
 from fedloom.cli.progress import closing
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Ended, Job, Standing, is_finished
-from fedloom.experiment.reading import read as read_run_file
-from fedloom.experiment.run import execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.reading import read as read_run_file
+from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
+from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.experiment.run.execute import execute
 from fedloom.report.formatting import NBSP
 from fedloom.report.read import read_run
 from fedloom.reproduce import page as reproduction

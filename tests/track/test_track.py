@@ -17,8 +17,8 @@ import pytest
 
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError, EngineError
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.run.execute import Stopped, execute
 from fedloom.report.track.background import tracking
 from fedloom.report.track.send import Sender, follow, info, rounds, send, sent_so_far
 from fedloom.report.track.trackers import TRACKERS, RunInfo, check

@@ -25,7 +25,7 @@ def check(
 
     if not Path(f"{page.partition('.py')[0]}.py").is_file():  # before PyTorch is imported
         raise MethodError(f"{page} does not exist: name the file of a method page, such as mine.py")
-    from fedloom.experiment.page_check import problems
+    from fedloom.experiment.run.page_check import problems
 
     table, wrong = plain_table("Check", "Result"), 0
     for what, text in problems(page, settings or []):

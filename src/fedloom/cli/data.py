@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedloom.data.options import DataOptions, Understanding
-    from fedloom.experiment.data_config import DataConfig
+    from fedloom.experiment.config.data import DataConfig
 
 SHOWN = 10
 """Names in a list."""
@@ -83,7 +83,7 @@ def data(
     if at_nodes:
         raise ConfigError("--at-nodes needs a file with a table, and neither --clients, --partition nor --plot")
     from fedloom.data.stats import describe, plot_counts
-    from fedloom.experiment.settings.rows import divided, number_of_owners
+    from fedloom.experiment.plan.settings.rows import divided, number_of_owners
     from fedloom.report.formatting import clients_named, together
 
     if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
@@ -140,7 +140,7 @@ def align(
     """
     from rich.progress import Progress
 
-    from fedloom.experiment.aligning import align_files
+    from fedloom.experiment.run.aligning import align_files
 
     with Progress(console=out, disable=not out.is_terminal, transient=True) as bars:
         task = bars.add_task("")
@@ -165,9 +165,9 @@ def align(
 
 def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tuple[DataConfig, int]":
     """The section `[data]` and the seed, with the settings of the command over them. It needs no PyTorch."""
-    from fedloom.experiment.data_config import DataConfig
-    from fedloom.experiment.overrides import override
-    from fedloom.experiment.section import validated
+    from fedloom.experiment.config.data import DataConfig
+    from fedloom.experiment.config.overrides import override
+    from fedloom.experiment.config.section import validated
 
     table: dict[str, Any] = {"data": values, "seed": seed}
     for text in settings:

@@ -76,8 +76,8 @@ def _build() -> dict[str, Any]:
     from fedloom import methods
     from fedloom.data.partitions import PARTITIONS
     from fedloom.data.sources import SOURCES
-    from fedloom.experiment.config import RunConfig
-    from fedloom.experiment.reading import experiments
+    from fedloom.experiment.config.run import RunConfig
+    from fedloom.experiment.plan.reading import experiments
     from fedloom.models import BLACK_BOXES, MODELS
     from fedloom.reproduce.spec import read, shipped
 

@@ -11,8 +11,8 @@ from fedloom.cli.options import Device, Force, Settings, out, written
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedloom.experiment.pretraining import Training
-    from fedloom.experiment.weights import Card
+    from fedloom.experiment.plan.pretraining import Training
+    from fedloom.experiment.run.weights import Card
 
 
 def pretrain(
@@ -48,8 +48,8 @@ def pretrain(
     """
     import tomli_w
 
-    from fedloom.experiment.build import data_of, pretrained_of
-    from fedloom.experiment.reading import read
+    from fedloom.experiment.plan.build import data_of, pretrained_of
+    from fedloom.experiment.plan.reading import read
 
     if target.is_dir() or target.suffix != ".safetensors":
         raise ConfigError(f"--out must be a .safetensors file, not {target}")
@@ -82,7 +82,7 @@ def _trained(training: "Training", target: Path, threads: int) -> "Card":
     import torch
 
     from fedloom.cli.progress import stop_on_signal
-    from fedloom.experiment.pretraining import train
+    from fedloom.experiment.plan.pretraining import train
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -15,9 +15,9 @@ from fedloom.cli.options import out
 from fedloom.report.formatting import estimate, percent
 
 if TYPE_CHECKING:
-    from fedloom.experiment.config import Experiment
-    from fedloom.experiment.pool import Ended, Standing
-    from fedloom.experiment.run import Status
+    from fedloom.experiment.config.run import Experiment
+    from fedloom.experiment.pool.pool import Ended, Standing
+    from fedloom.experiment.run.execute import Status
 
 LINES_OF_ONE = 4
 """Number of progress lines in a log of one run."""

@@ -135,7 +135,7 @@ def _plan(
     gpus: float,
     archive: Path | None,
 ) -> "Plan":
-    from fedloom.experiment.overrides import override
+    from fedloom.experiment.config.overrides import override
     from fedloom.reproduce.plan import plan, reproductions
     from fedloom.reproduce.spec import SCALES
 
@@ -171,7 +171,7 @@ def _spend(replan: "Callable[[], Plan]", budget: str, workers: int | None) -> "P
     """Spend the budget on the most informative runs, and write all pages."""
     from fedloom.api import execute
     from fedloom.cli.progress import PoolProgress, stop_on_signal
-    from fedloom.experiment.duration import seconds_of
+    from fedloom.experiment.config.duration import seconds_of
     from fedloom.reproduce.budget import spend
     from fedloom.reproduce.cost import cost
     from fedloom.reproduce.plan import run_plan
@@ -197,7 +197,7 @@ def show_plan(plan: "Plan", workers: int | None) -> list[float]:
     Returns:
         The estimated seconds of each run; empty if unknown.
     """
-    from fedloom.experiment.pool import usual_workers
+    from fedloom.experiment.pool.pool import usual_workers
     from fedloom.reproduce.cost import describe
     from fedloom.reproduce.plan import absent, unlisted
 
@@ -235,7 +235,7 @@ def show_plan(plan: "Plan", workers: int | None) -> list[float]:
 
 def _costs(plan: "Plan") -> "dict[str, Cost]":
     """The cost of each run by digest, estimated for one seed; empty if a run is invalid, as its start reports."""
-    from fedloom.experiment.pool import digest
+    from fedloom.experiment.pool.pool import digest
     from fedloom.reproduce.cost import cost, unmeasured
 
     alike = {key: run.model_copy(update={"seed": 0}) for key, run in plan.runs.items()}

@@ -14,7 +14,7 @@ from fedloom.cli.options import PRIVATE, AsJson, Device, Quiet, Seed, Settings, 
 from fedloom.core.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
-    from fedloom.experiment.config import Experiment
+    from fedloom.experiment.config.run import Experiment
 
 Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run, with bit-identical results.")]
@@ -82,7 +82,7 @@ def run(
     [bold]fedloom run --method mine.py[/]  (your own page: fedloom copy)
     """
     _refuse_missing_file(settings or (), federation is not None or engine == "net")
-    from fedloom.experiment.reading import read
+    from fedloom.experiment.plan.reading import read
 
     if config is None and method is None:
         config = _resumed(folder if resume else None)
@@ -125,7 +125,7 @@ def compare(
     [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
     """
     _refuse_missing_file(settings or (), federation is not None or engine == "net")
-    from fedloom.experiment.reading import experiments, read, seeds_of
+    from fedloom.experiment.plan.reading import experiments, read, seeds_of
 
     shipped = experiments()
     if (name := next((n for n in names if n.endswith(".toml") or n in shipped), None)) is not None:
@@ -184,9 +184,9 @@ def _work(
     """Execute the runs with a progress display, then print the results and the report's path."""
     from fedloom.api import execute
     from fedloom.cli.progress import RunProgress, stop_on_signal
-    from fedloom.experiment.compare import execute_all, summarize
-    from fedloom.experiment.lockstep import advice
-    from fedloom.experiment.run import Stopped
+    from fedloom.experiment.run.compare import execute_all, summarize
+    from fedloom.experiment.run.execute import Stopped
+    from fedloom.experiment.run.lockstep import advice
     from fedloom.report.terminal import line, show_comparison
     from fedloom.report.track.background import tracking
 
@@ -242,7 +242,7 @@ def _report(found: dict[str, Any], folder: Path, several: bool) -> Path:
 
 def _folder(experiment: "Experiment", called: str, folder: Path | None, resume: bool) -> Path:
     """The folder to write to: the one given, the one to resume, or a new one in runs/."""
-    from fedloom.experiment.run import settle
+    from fedloom.experiment.run.execute import settle
 
     if folder is not None:
         settle(folder, resume=resume, several=experiment.compare is not None)

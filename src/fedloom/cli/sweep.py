@@ -53,7 +53,7 @@ def sweep(
     stopped.
     """
     from fedloom.cli.progress import PoolProgress, exit_after, stop_on_signal
-    from fedloom.experiment.reading import seeds_of
+    from fedloom.experiment.plan.reading import seeds_of
     from fedloom.report.track.trackers import check
     from fedloom.reproduce.sweep.config import read
 
@@ -82,8 +82,8 @@ def sweep(
 
 def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     """Print the varied settings, the number of runs and their estimated time."""
-    from fedloom.experiment.lockstep import MOST, advice
-    from fedloom.experiment.pool import usual_workers
+    from fedloom.experiment.pool.pool import usual_workers
+    from fedloom.experiment.run.lockstep import MOST, advice
     from fedloom.reproduce.cost import cost, describe
     from fedloom.reproduce.sweep.config import Range, value_text
     from fedloom.reproduce.sweep.run import planned, run_sweep

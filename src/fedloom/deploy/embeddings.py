@@ -20,7 +20,7 @@ from fedloom.core.errors import DataError, MessageError
 from fedloom.core.message import Template
 from fedloom.data.alignment.ids import digests
 from fedloom.deploy.folder import LIMITS
-from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.run.checkpoint import write_atomically
 
 FORMAT = "fedloom-embeddings/1"
 

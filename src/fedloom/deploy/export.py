@@ -22,13 +22,13 @@ from fedloom.deploy.embeddings import Embeddings
 from fedloom.deploy.export_models import WrittenModels, write_models
 from fedloom.deploy.folder import ACTIVE, LIMITS, MANIFEST, STATE, digest
 from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS
-from fedloom.experiment import checkpoint
-from fedloom.experiment.build import build
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.foreign_code import refuse_foreign_code
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import check
-from fedloom.experiment.session import fingerprint
+from fedloom.experiment.config.foreign_code import refuse_foreign_code
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import checkpoint
+from fedloom.experiment.run.session import fingerprint
 
 TRIED = 256
 """Maximum number of test rows on which folders are compared with the run."""

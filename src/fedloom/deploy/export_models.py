@@ -21,8 +21,8 @@ from fedloom.data.sources import load_raw
 from fedloom.data.tables import RawTable
 from fedloom.deploy.models import NETWORK, ModelInputs, load_model, network_class, write_model
 from fedloom.deploy.source import source, state_of, traced
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.trained import TrainedModels
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.trained import TrainedModels
 
 SERVER = "server"
 """The folder of the model that all clients share."""

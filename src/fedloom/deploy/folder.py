@@ -18,7 +18,7 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.problems import problems
-from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.run.checkpoint import write_atomically
 
 MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"

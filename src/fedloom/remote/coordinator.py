@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fedloom.core.errors import ConfigError
 from fedloom.engines import Engine
-from fedloom.experiment.config import FEDERATION, RunConfig
-from fedloom.experiment.engine import Backend, check
-from fedloom.experiment.node_party import differences, expected, for_nodes
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.private import PrivateData
+from fedloom.experiment.config.run import FEDERATION, RunConfig
+from fedloom.experiment.plan.node_party import differences, expected, for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.engine import Backend, check
 from fedloom.remote.connections import NodeSet, Timeouts, Transport
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read

@@ -30,9 +30,9 @@ from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIClient, announce, announced_rows, library
 from fedloom.data.party_files import PartyFile
 from fedloom.data.vertical_split import VerticalSplit, split_parties
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.node_party import config_for_nodes
-from fedloom.experiment.private import Matched, PrivateData, file_sha256
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.node_party import config_for_nodes
+from fedloom.experiment.plan.private import Matched, PrivateData, file_sha256
 from fedloom.remote import loop, payload, rpc_errors
 from fedloom.remote.connections import NodeSet
 from fedloom.remote.rpc_errors import CallRefused, mismatch

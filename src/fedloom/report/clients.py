@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedloom.experiment.metrics import OWN, TRAINING, group_of
-from fedloom.experiment.result import Comparison
+from fedloom.experiment.run.metrics import OWN, TRAINING, group_of
+from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
 from fedloom.report.page import Figure, PageSection, PageTable, cells

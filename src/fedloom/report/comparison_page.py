@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, Score, group_of, shown_metrics
-from fedloom.experiment.result import Comparison, MethodSummary
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Score, group_of, shown_metrics
+from fedloom.experiment.run.result import Comparison, MethodSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import mixing, plots, unseen, vertical
 from fedloom.report.clients import clients_of_comparison

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.compare import compare, remarks
-from fedloom.experiment.metrics import GLOBAL
-from fedloom.experiment.result import Comparison
+from fedloom.experiment.run.compare import compare, remarks
+from fedloom.experiment.run.metrics import GLOBAL
+from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 

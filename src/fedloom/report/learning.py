@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.metrics import GLOBAL, SCORES, in_way, shown_metrics
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, in_way, shown_metrics
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, cells

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedloom.experiment.result import Comparison
+from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.heatmaps import draw_shades, shade_legend

@@ -1,6 +1,6 @@
 """What the messages of a run may tell, by proof (differential privacy), and what they told measured attacks."""
 
-from fedloom.experiment.result import PrivacySpent
+from fedloom.experiment.run.result import PrivacySpent
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, PageSection, PageTable, cells
 from fedloom.report.read import Run

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.metrics import SCORES
-from fedloom.experiment.result import Comparison, RunSummary
+from fedloom.experiment.run.metrics import SCORES
+from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report.files import csv_rows, damaged, model, parsed, text
 from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile
 from fedloom.report.unfinished import summary_so_far

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.metrics import SCORES, Score, shown_metrics
-from fedloom.experiment.result import Comparison, MethodSummary, PairedDifference
+from fedloom.experiment.run.metrics import SCORES, Score, shown_metrics
+from fedloom.experiment.run.result import Comparison, MethodSummary, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.formatting import NONE
 from fedloom.report.page import PageCell, PageTable, cells

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from fedloom.experiment.metrics import GLOBAL, TRAINING, shown_metrics
-from fedloom.experiment.result import RunSummary
+from fedloom.experiment.run.metrics import GLOBAL, TRAINING, shown_metrics
+from fedloom.experiment.run.result import RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import unseen, vertical
 from fedloom.report.clients import clients_of_run

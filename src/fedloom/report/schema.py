@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from pydantic import Field, model_validator
 
-from fedloom.experiment.result import FileSchema
+from fedloom.experiment.run.result import FileSchema
 
 
 class PartyData(FileSchema):

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, TRAINING
-from fedloom.experiment.result import Comparison, PairedDifference
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, TRAINING
+from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.page import PageTable, cells
 from fedloom.report.results import methods_table, metrics, verdict

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.metrics import GLOBAL, OWN
-from fedloom.experiment.result import RunSummary, joint_scores, over_clients
+from fedloom.experiment.run.metrics import GLOBAL, OWN
+from fedloom.experiment.run.result import RunSummary, joint_scores, over_clients
 from fedloom.report.files import checked, damaged, parsed
 from fedloom.report.schema import LedgerRow, MetricRow, PartitionFile
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedloom.experiment.metrics import OWN, TRAINING
-from fedloom.experiment.result import Comparison, RunSummary
+from fedloom.experiment.run.metrics import OWN, TRAINING
+from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.page import Figure, PageCell, PageSection, PageTable, cells

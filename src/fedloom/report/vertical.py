@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
-from fedloom.experiment.result import Comparison
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
 from fedloom.report.learning import iteration_axis

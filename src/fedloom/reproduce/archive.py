@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run_digest import settings_digest
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.run_digest import settings_digest
+from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.report.read import Run
 from fedloom.reproduce import metrics
 from fedloom.reproduce.spec import Reproduction, Scale

@@ -7,10 +7,10 @@ from time import monotonic
 import numpy as np
 
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Ended, Job, Standing, digest, run_all
-from fedloom.experiment.run import RunResult, execute
-from fedloom.experiment.run_digest import settings_digest
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.run_digest import settings_digest
+from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, run_all
+from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.reproduce.claims import ClaimTest, check_claims
 from fedloom.reproduce.plan import Plan, Planned, absent, fetch, unlisted
 from fedloom.reproduce.results import gather
@@ -103,7 +103,7 @@ def spend(
         replan: the plan with all seeds that are finished.
         seconds: the budget.
         cost: estimated seconds of a run.
-        workers, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
+        workers, progress, stop, execute: see `fedloom.experiment.pool.pool.run_all`.
         clock: seconds from any start.
         tell: called with each batch before it starts; several start together if they are short.
 

@@ -27,16 +27,16 @@ from fedloom.core.method import Method
 from fedloom.core.paths import cache_folder
 from fedloom.data.images import default_grid
 from fedloom.data.sources import load
-from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig
-from fedloom.experiment.engine import Backend, start
-from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.pool import digest
-from fedloom.experiment.pretrained import AUTO, PretrainedConfig
-from fedloom.experiment.run import execute
-from fedloom.experiment.section import validated
-from fedloom.experiment.sections import ChurnConfig
+from fedloom.experiment.config.run import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig
+from fedloom.experiment.config.section import validated
+from fedloom.experiment.config.sections import ChurnConfig
+from fedloom.experiment.plan.networks import COMMON, EXTRACTORS, architectures_of
+from fedloom.experiment.plan.pretrained import AUTO, PretrainedConfig
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.pool.pool import digest
+from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.experiment.run.engine import Backend, start
+from fedloom.experiment.run.execute import execute
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.parts import Classifier
 from fedloom.models.small import mlp

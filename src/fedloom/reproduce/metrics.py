@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES
 from fedloom.report import formatting as fmt
 from fedloom.report.learning import bytes_sent
 from fedloom.report.read import Run
@@ -39,7 +39,7 @@ from fedloom.reproduce.spec import FACTORS, Reproduction
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
 ON_MESSAGES = ("gradients direct", "gradients nearest", "prototypes")
-"""Attacks on received messages: see `fedloom.experiment.settings.attacks`."""
+"""Attacks on received messages: see `fedloom.experiment.plan.settings.attacks`."""
 ATTACK = "attack "
 _OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine": "cosine"}
 """Metrics of a vertical party's data, and their keys in `partition.json`."""

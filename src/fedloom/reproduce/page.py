@@ -6,10 +6,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedloom._version import __version__
-from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.record import write_csv
-from fedloom.experiment.run_digest import settings_digest
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.run_digest import settings_digest
+from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom.reproduce import table

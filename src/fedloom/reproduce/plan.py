@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.data.sources import ROOT_VARIABLE, SOURCES, load
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
-from fedloom.experiment.run import RunResult, execute
-from fedloom.experiment.run_digest import settings_digest
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.run_digest import settings_digest
+from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finished, run_all
+from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.archive import Archive, record_of
 from fedloom.reproduce.selection import Selection, dotted_settings
@@ -331,7 +331,7 @@ def run_plan(
 
     Args:
         plan: the plan.
-        workers, ray, gpus, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
+        workers, ray, gpus, progress, stop, execute: see `fedloom.experiment.pool.pool.run_all`.
         costs: relative duration of each run of the plan; empty for equal durations.
         execute_runs: False to write the pages of finished runs only.
 

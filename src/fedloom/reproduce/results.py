@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run_digest import settings_digest
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.run_digest import settings_digest
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run, read_run
 from fedloom.reproduce import metrics

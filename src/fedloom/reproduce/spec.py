@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedloom.core.errors import ConfigError, did_you_mean
 from fedloom.core.problems import problems
 from fedloom.data.sources import SOURCES
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.foreign_code import refuse_foreign_code
-from fedloom.experiment.reading import check
+from fedloom.experiment.config.foreign_code import refuse_foreign_code
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.reading import check
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")

@@ -13,7 +13,7 @@ from typing import Any
 from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, Missing, SplitColumns
-from fedloom.experiment.duration import seconds_of
+from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
 from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence, signed
 from fedloom.experiment.trial.run import run_trial
@@ -79,7 +79,7 @@ def trial(
     if isinstance(data, Dataset):
         return run_trial(owners_of(data), config, progress=progress)
     if isinstance(data, list | tuple):
-        from fedloom.experiment.objects import data_settings
+        from fedloom.experiment.config.objects import data_settings
 
         held = data_settings(data, label=label, group=group)["name"]
         return run_trial(held_owners(held), config, progress=progress)

@@ -22,8 +22,8 @@ from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.engines import Engine
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
-from fedloom.experiment.assignment import rows_of
-from fedloom.experiment.networks import assign_groups
+from fedloom.experiment.plan.assignment import rows_of
+from fedloom.experiment.plan.networks import assign_groups
 from fedloom.models.black_boxes import make
 
 FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}

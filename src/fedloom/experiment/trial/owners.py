@@ -120,7 +120,7 @@ def owners_of(
 
 
 def held_owners(name: str) -> Owners:
-    """The owners of a data set that is held under this name: see `fedloom.experiment.objects.data_settings`."""
+    """The owners of a data set that is held under this name: see `fedloom.experiment.config.objects.data_settings`."""
     return owners_of(find(name, DataError))
 
 

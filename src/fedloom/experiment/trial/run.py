@@ -15,8 +15,8 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.ledger import Ledger
 from fedloom.core.scores import auc, balanced_accuracy
 from fedloom.data.dataset import Dataset
-from fedloom.experiment.lockstep import faster_in_lockstep
-from fedloom.experiment.run import one_thread
+from fedloom.experiment.run.execute import one_thread
+from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
     COSTLY,

@@ -14,11 +14,11 @@ from flwr.serverapp import ServerApp
 
 from fedloom.core.errors import ConfigError
 from fedloom.engines import Engine
-from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.engine import Backend
-from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.reading import read
-from fedloom.experiment.run import Status, execute, settle
+from fedloom.experiment.config.run import EngineConfig, RunConfig
+from fedloom.experiment.plan.reading import read
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.execute import Status, execute, settle
 from fedloom.remote.connections import NodeSet, Timeouts, Transport
 from fedloom.remote.coordinator import at_nodes
 from fedloom.remote.flower.grid_transport import GridClient, GridTransport

@@ -16,8 +16,8 @@ from fedloom.data.alignment import MOST
 from fedloom.data.options import DataOptions, Missing, OwnFile
 from fedloom.data.roles import allowed, own_rows
 from fedloom.data.schema import read_columns
-from fedloom.experiment.build import SETTINGS
-from fedloom.experiment.config import RunConfig
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import SETTINGS
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint, local

@@ -21,8 +21,8 @@ from fedloom.data.alignment import MOST, shard_count, shards
 from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIServer, announced_rows, library
 from fedloom.data.party_files import PartyFile
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.private import Matched, file_sha256
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.private import Matched, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, NodeData, check_row_count

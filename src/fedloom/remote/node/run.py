@@ -11,7 +11,7 @@ from typing import Any, Final
 from fedloom.core.errors import CheckpointError
 from fedloom.core.evaluation import exact_scores
 from fedloom.core.party import Party
-from fedloom.experiment.node_party import NodeParty
+from fedloom.experiment.plan.node_party import NodeParty
 from fedloom.remote import rpc_errors
 from fedloom.remote.node.config import NodeData
 from fedloom.remote.node.looks import LookBudget

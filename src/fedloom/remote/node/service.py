@@ -22,11 +22,11 @@ from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.message import Tree
 from fedloom.core.method import Method
 from fedloom.core.party import Party
-from fedloom.experiment.build import resolve
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.node_party import NodeParty, build_party, suspicious
-from fedloom.experiment.private import PrivateData
-from fedloom.experiment.section import validated
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.config.section import validated
+from fedloom.experiment.plan.build import resolve
+from fedloom.experiment.plan.node_party import NodeParty, build_party, suspicious
+from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.frames import MOST_WORDS, digest

@@ -25,7 +25,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.party import Party
 from fedloom.core.paths import lock
-from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.remote.payload import VERSIONS
 
 UNPLACED: Final = -2

@@ -19,8 +19,8 @@ from typing import Any
 
 from fedloom.core.errors import DataError, EngineError
 from fedloom.core.paths import lock
-from fedloom.experiment.metrics import GLOBAL, OWN
-from fedloom.experiment.result import RunSummary
+from fedloom.experiment.run.metrics import GLOBAL, OWN
+from fedloom.experiment.run.result import RunSummary
 from fedloom.report.files import csv_rows, model, parsed, text
 from fedloom.report.schema import MetricRow
 from fedloom.report.track.trackers import TRACKERS, Plain, RunInfo, Tracker

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.experiment.view import View
+from fedloom.experiment.run.view import View
 from fedloom.report import formatting as fmt
 from fedloom.report.watch.snapshot import Snapshot
 

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.view import FILE, SILENCE, View, alive, liveness, read
+from fedloom.experiment.run.view import FILE, SILENCE, View, alive, liveness, read
 
 State: TypeAlias = Literal["running", "quiet", "gone", "stopped", "finished", "failed"]
 """As the run reports it, or, without a recent update, `quiet`, or `gone` if its process has ended."""

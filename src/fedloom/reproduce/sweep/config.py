@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.problems import problems
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.reading import check, read_values
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.reading import check, read_values
 from fedloom.reproduce.metrics import Unit, lower
 from fedloom.reproduce.spec import merged
 

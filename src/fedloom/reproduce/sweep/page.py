@@ -12,9 +12,9 @@ from urllib.parse import quote
 import numpy as np
 
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import toml
-from fedloom.experiment.record import write_csv
+from fedloom.experiment.config.run import toml
+from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.formatting import MINUS, NBSP, NONE

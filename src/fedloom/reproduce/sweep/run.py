@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
-from fedloom.experiment.run import RunResult, execute
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finished, run_all
+from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.metrics import value_of
 from fedloom.reproduce.plan import absent, fetch
@@ -115,7 +115,7 @@ def run_sweep(
     Args:
         sweep: the sweep.
         out: its folder; each run has a folder in `out/runs`, named by its digest.
-        workers, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
+        workers, progress, stop, execute: see `fedloom.experiment.pool.pool.run_all`.
 
     Raises:
         ConfigError: no run has the metric, or a drawn setting is invalid.

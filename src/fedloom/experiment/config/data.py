@@ -1,0 +1,214 @@
+"""`[data]`: the section of a config on the data set and its partition. It needs no PyTorch."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedloom.core.objects import is_object
+from fedloom.core.rng import stream
+from fedloom.data.dataset import Fill
+from fedloom.data.encoder import OneHot, RawNumber
+from fedloom.data.options import DataOptions, Missing
+from fedloom.data.schema import DataSchema
+from fedloom.data.sources import is_path
+from fedloom.experiment.config.section import Section
+
+PARTITION_SETTINGS = ("root", "partition", "options", "own_test_rows", "validation")
+"""Settings that apply only if a data set is partitioned."""
+
+
+class ColumnConfig(Section):
+    """A column."""
+
+    name: str = Field(min_length=1)
+    """Its name in the header of each party's file."""
+    categories: tuple[str, ...] = ()
+    """All values of a categorical column; "?" is a missing value. Empty for a numeric column."""
+
+
+class SchemaConfig(Section):
+    """`[data.row_schema]`: the schema of private rows, common to all parties.
+
+    Numeric columns are standardized by the public rows, or without them by each party's own training rows.
+    """
+
+    kind: Literal["table", "image"] = "table"
+    """Rows of a table, or images."""
+    columns: tuple[ColumnConfig, ...] = ()
+    """The input columns in order: names of numeric columns, or tables of `name` and `categories` (table)."""
+    label: str = "label"
+    """Name of the label column (table)."""
+    classes: tuple[str, ...] = Field(min_length=2)
+    """Class names in order; for images in folders, the folders' names."""
+    shape: tuple[int, int, int] | None = None
+    """Channels, height and width (image)."""
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _short(cls, columns: Any) -> Any:
+        """A bare name is a numeric column."""
+        if not isinstance(columns, list | tuple):
+            return columns
+        return [{"name": column} if isinstance(column, str) else column for column in columns]
+
+    @model_validator(mode="after")
+    def _whole(self) -> "SchemaConfig":
+        names = [column.name for column in self.columns]
+        for field, listed in (
+            ("columns", names),
+            ("classes", self.classes),
+            *((c.name, c.categories) for c in self.columns),
+        ):
+            if len(set(listed)) < len(listed):
+                raise ValueError(f"{field} has a duplicate value: remove it")
+        if self.kind == "table" and (not names or self.label in names or self.shape is not None):
+            raise ValueError("kind table needs columns, which must not include the label, and no shape")
+        if self.kind == "image" and (names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1):
+            raise ValueError("kind image needs a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
+        return self
+
+    def build(self, missing: Missing = "refuse") -> DataSchema:
+        """The schema for reading rows, with `data.missing`."""
+        gaps, indicator = missing != "refuse", missing == "indicator"
+        columns = tuple(
+            OneHot(c.name, c.categories) if c.categories else RawNumber(c.name, gaps, indicator) for c in self.columns
+        )
+        fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
+        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill)
+
+
+class DataConfig(Section):
+    """`[data]`: the data set and its partition."""
+
+    name: str = "digits"
+    """A name from `fedloom list datasets`, or the path of a folder, Parquet or CSV file."""
+    root: str | None = None
+    """Folder of data sets in the hub's layout. None: the environment variable FEDLOOM_DATA, then the hub."""
+    clients: int = Field(10, ge=1, le=100_000)
+    """Number of clients, or of parties in the vertical setting (default 4)."""
+    partition: str = "dirichlet"
+    """A name from `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the partition, such as alpha."""
+    unseen: Annotated[float, Field(ge=0, lt=1)] | tuple[str, ...] = 0.0
+    """Share of unseen clients, drawn from the seed, or names of owners: they take part in no round and are only
+    evaluated."""
+    server_rows: int | Literal["auto"] | None = None
+    """Number of labeled training rows at the server, the same rows for every seed. "auto": a quarter, at most 10,000.
+    None: "auto" if a method of the experiment needs them, otherwise 0."""
+    public_rows: int | None = Field(None, ge=0)
+    """Number of public rows; None for a fifth of the training rows, at most 1,000."""
+    test_fraction: float = Field(0.25, gt=0, lt=1)
+    """Share of test rows, for data sets without an official test split."""
+    test_rows: int | None = Field(None, ge=1)
+    """Maximum number of test rows; None for all."""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of the training rows to test on in place of the test rows, which are then used for nothing: to compare
+    settings. 0 tests on the test rows."""
+    own_test_rows: int | None = Field(None, ge=0)
+    """Maximum number of test rows of each client: its owner's own, or else rows in its class mix. None: all of its
+    owner, or else 100."""
+    label: str | None = None
+    """Column to predict, of a file; None: guessed, with a warning."""
+    group: str | None = None
+    """Column of the rows' owners (hospital, person, device), of a file: each owner is a client."""
+    id: str | None = None
+    """Column that names each row, of a file; never a feature."""
+    drop: tuple[str, ...] = ()
+    """Columns of a file that are no features; "*" stands for any text."""
+    keep: tuple[str, ...] = ()
+    """The only columns of a file that are features; empty for all. A column named in full is kept even if it looks like
+    an identifier, and hashed if it is free text."""
+    missing: Missing = "refuse"
+    """The replacement of a missing number in a file: none, so that it is refused; the median; the most frequent one; or
+    the median and a column that marks it. It is fitted on public rows, or on each owner's own training rows."""
+    test: str | tuple[str, ...] | None = None
+    """Test rows of a file: a share (as test_fraction), the column that says train or test, or names of owners."""
+    row_schema: SchemaConfig | None = None
+    """The schema of private rows, where each party's rows stay at its node."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file_defaults(cls, values: Any) -> Any:
+        """The default partition of a file: each owner is a client, and rows without owners are assigned at random."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        if isinstance(values.get("test"), int | float):
+            if values.get("test_fraction", values["test"]) != values["test"]:
+                raise ValueError("set test or test_fraction, not both")
+            values["test_fraction"] = values.pop("test")
+        if isinstance(values.get("unseen"), str):
+            values["unseen"] = [values["unseen"]]
+        if "partition" not in values and not values.get("options") and values.get("row_schema") is None:
+            if values.get("group"):
+                values["partition"] = "natural"
+            elif is_path(str(values.get("name", "digits"))) and Path(str(values["name"])).expanduser().exists():
+                values["partition"] = "iid"
+        return values
+
+    @field_validator("server_rows", mode="before")
+    @classmethod
+    def _check_server_rows(cls, server: Any) -> Any:
+        if server not in ("auto", None) and (type(server) is not int or server < 0):
+            raise ValueError('must be a number of rows of at least 0, or "auto"')
+        return server
+
+    @model_validator(mode="after")
+    def _check_unseen(self) -> "DataConfig":
+        count = self._number_unseen
+        if self.unseen and not 0 < count < self.clients:
+            problem = "leaves no clients to train" if count else "is less than one client"
+            share = f"{self.unseen:g}" if isinstance(self.unseen, float) else list(self.unseen)
+            raise ValueError(f"unseen = {share} of {self.clients} clients {problem}: change unseen or clients")
+        if self.group is None and not isinstance(self.unseen, float) and not is_object(self.name):
+            raise ValueError("unseen names owners: name their column as group, or give a share")
+        return self
+
+    @model_validator(mode="after")
+    def _check_private(self) -> "DataConfig":
+        defaults = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
+        unused = [name for name in PARTITION_SETTINGS if getattr(self, name) != defaults[name]]
+        if self.own and unused:
+            raise ValueError(f"{unused[0]} does not apply with row_schema, as nothing is partitioned: leave it out")
+        given = [name for name in ("label", "group", "id", "drop", "keep", "test") if getattr(self, name)]
+        if self.own and given:
+            where = "row_schema names it" if given[0] == "label" else "each node's owner sets it in node.toml"
+            raise ValueError(f"{given[0]} does not apply with row_schema: leave it out, as {where}")
+        if self.own and self.server_rows not in (None, 0, "auto"):
+            raise ValueError(
+                'with row_schema, the server\'s rows come from a file: set server_rows to "auto", or leave it out'
+            )
+        return self
+
+    @property
+    def own(self) -> bool:
+        """Whether each party's rows are private."""
+        return self.row_schema is not None
+
+    def rows_at_server(self, training: int) -> int:
+        """The number of rows at the server, given the number of training rows."""
+        return min(10_000, training // 4) if self.server_rows == "auto" else self.server_rows or 0
+
+    @property
+    def columns(self) -> DataOptions:
+        """How to read a file's columns."""
+        names = self.unseen if isinstance(self.unseen, tuple) and not is_object(self.name) else ()
+        return DataOptions(self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names)
+
+    @property
+    def _number_unseen(self) -> int:
+        return int(self.unseen * self.clients + 0.5) if isinstance(self.unseen, float) else len(self.unseen)
+
+    @property
+    def training(self) -> int:
+        """Number of training clients."""
+        return self.clients - self._number_unseen
+
+    def unseen_clients(self, seed: int) -> tuple[int, ...]:
+        """Numbers of the unseen clients, ascending; the same for every method on this seed."""
+        if isinstance(self.unseen, tuple):  # they are numbered last
+            return tuple(range(self.training, self.clients))
+        drawn = stream(seed, "unseen").choice(self.clients, self._number_unseen, replace=False)
+        return tuple(sorted(drawn.tolist()))

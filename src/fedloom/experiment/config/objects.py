@@ -1,0 +1,375 @@
+"""Turns objects of a script or notebook into settings: arrays, frames, torch Datasets, modules, factories and methods.
+
+Each object is copied, held under a name made from its content (see `fedloom.core.objects`), and named in the config.
+"""
+
+import copy
+import functools
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom import methods
+from fedloom.core.errors import DataError, ModelError
+from fedloom.core.method import Method
+from fedloom.core.objects import hold
+from fedloom.data.dataset import Dataset
+from fedloom.data.own import columns_of, read_data
+from fedloom.data.split import rows_hash
+from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.section import validated
+
+INPUTS = ("pixel_values", "input_ids", "image", "x", "input", "inputs", "features")
+LABELS = ("labels", "label", "target", "y", "class")
+"""Keys of the input and of the label in a Dataset whose items are mappings, by precedence."""
+SPLIT = "split: training or test"
+"""Name of the column that marks the rows of a frame of test rows."""
+WIDE = 1000.0
+"""Ratio of the largest to the smallest standard deviation of columns above which a warning asks to standardize."""
+
+
+# -- data ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Labeled:
+    """Rows x (n, ...) with labels y (n,) of any type, and the owner (n,) of each row, if known."""
+
+    x: np.ndarray
+    y: np.ndarray
+    groups: np.ndarray | None = None
+
+
+def data_settings(
+    data: Any,
+    *,
+    test: Any = None,
+    label: str | None = None,
+    group: Any = None,
+    columns: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The settings of `[data]` for an object.
+
+    Args:
+        data: arrays (X, y), a torch Dataset, a `fedloom` Dataset, or a list with one of these for each client.
+        test: the test rows in the same form, or the share of rows to hold out; of a frame also the column that says
+            train or test, or names of owners.
+        label: the label column of a frame.
+        group: (n,) the owner of each row of arrays, or the column of a frame: each owner is a client.
+        columns: for a frame: `id`, `drop`, `keep`, `missing`, and `unseen` with names of owners, see `read_data`.
+
+    Raises:
+        DataError: the object is none of these, or its rows are invalid.
+        ConfigError: a value of `columns` is invalid.
+    """
+    settings: dict[str, Any] = {}
+    if isinstance(test, float):
+        settings["test_fraction"], test = test, None
+    if _is_frame(data):
+        validated(DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data")
+        dataset = _frame(data, test, label, group, columns)
+    elif label is not None:
+        raise DataError(f"label={label!r} is for data frames and files: the labels of arrays are y.")
+    elif columns:
+        key, value = next(iter(columns.items()))
+        raise DataError(f"{key}={value!r} is for data frames and files: the columns of arrays have no names.")
+    elif isinstance(data, Dataset) and test is None and group is None:
+        dataset = data
+    else:
+        parts = list(data) if isinstance(data, list) else [data]
+        if not parts:
+            raise DataError("data is an empty list: give the rows of at least one client.")
+        rows = [_rows(part) for part in parts]
+        owners = None if group is None else np.asarray(group)
+        if isinstance(data, list):
+            owners = np.repeat(np.arange(len(rows)), [len(part.y) for part in rows])
+        dataset = _dataset(_joined(rows), owners, None if test is None else _rows(test))
+    if dataset.groups is not None:
+        owners = dataset.groups if dataset.test is None else np.delete(dataset.groups, dataset.test)
+        settings |= {"partition": "natural", "clients": len(np.unique(owners))}
+    content = [rows_hash(dataset.x), rows_hash(dataset.y), repr(dataset.classes), repr(dataset.ready)]
+    content += [rows_hash(a) if a is not None else "" for a in (dataset.test, dataset.groups)]
+    content += [dataset.fill] if dataset.fill else []
+    about = {"rows": len(dataset.y), "shape": list(dataset.input_shape), "classes": list(dataset.classes)}
+    return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
+
+
+def _is_frame(data: Any) -> bool:
+    """Whether an object is a pandas or polars frame, or a list of frames."""
+    if isinstance(data, list):
+        return bool(data) and all(map(_is_frame, data))
+    return hasattr(data, "columns") and hasattr(data, "shape") and not isinstance(data, Dataset)
+
+
+def _frame(data: Any, test: Any, label: str | None, group: str | None, options: Mapping[str, Any]) -> Dataset:
+    """The data set of a frame, or of a list with one for each client; columns are encoded, see `read_data`."""
+    parts = data if isinstance(data, list) else [data]
+    if isinstance(data, list) and group is not None:
+        raise DataError("a list has one frame for each client: leave group out.")
+    held_out = None
+    if isinstance(test, str) or (isinstance(test, list | tuple) and all(isinstance(name, str) for name in test)):
+        held_out, test = test, None
+    if test is not None and not _is_frame(test):
+        raise DataError("test must be a frame, as data is, a share, a column, or names of owners.")
+    if test is not None and isinstance(data, list):
+        raise DataError("with one frame for each client, test must be a share of the rows.")
+    tables = [columns_of(part) for part in (*parts, *([] if test is None else [test]))]
+    names = [*tables[0]]
+    for table in tables:
+        if [*table] != names:
+            raise DataError(f"all frames must have the columns {names}, but one has {[*table]}.")
+    columns: dict[str, Any] = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    if isinstance(data, list):
+        group = "client"
+        columns[group] = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts]).astype(
+            object
+        )
+    if test is None:
+        return read_data(columns, label=label, group=group, test=held_out, **options)
+    columns[SPLIT] = np.repeat(["train", "test"], [len(data), len(test)]).astype(object)
+    return read_data(columns, label=label, group=group, test=SPLIT, **options)
+
+
+def _rows(data: Any) -> _Labeled:
+    """The rows of one object."""
+    if isinstance(data, Dataset):
+        return _Labeled(data.x, np.array(data.classes, dtype=object)[data.y])
+    if isinstance(data, tuple) and len(data) == 2:
+        x, y = (_array(part) for part in data)
+        if len(x) != len(y):
+            raise DataError(f"X has {len(x)} rows, but y has {len(y)} labels: give one label for each row.")
+        return _Labeled(x, y)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | dict | np.ndarray):
+        items = [_item(data[i]) for i in range(len(data))]
+        if not items:
+            raise DataError("the Dataset is empty: give at least one row.")
+        if len({x.shape for x, _ in items}) > 1:
+            raise DataError("the inputs of the Dataset differ in shape: resize or pad them in its transform.")
+        return _Labeled(np.stack([x for x, _ in items]), np.array([y for _, y in items]))
+    raise DataError(
+        f"data must be arrays (X, y), a data frame, a torch Dataset, a list with one of these for each client, a name "
+        f"or settings, not a {type(data).__name__}"
+    )
+
+
+def _item(item: Any) -> tuple[np.ndarray, Any]:
+    """The input and label of one item of a Dataset."""
+    if isinstance(item, Mapping):
+        keys = [next((key for key in names if key in item), None) for names in (INPUTS, LABELS)]
+        if None in keys:
+            raise DataError(
+                f"an item of the Dataset has the keys {sorted(map(str, item))}: name the input one of "
+                f"{', '.join(INPUTS)}, and the label one of {', '.join(LABELS)}"
+            )
+        item = tuple(item[key] for key in keys)
+    if not isinstance(item, Sequence) or len(item) != 2:
+        raise DataError(
+            f"an item of the Dataset must be (input, label), not a {type(item).__name__}: see TensorDataset"
+        )
+    label = item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1]
+    return _array(item[0]), label
+
+
+def _array(values: Any) -> np.ndarray:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
+def _joined(parts: Sequence[_Labeled]) -> _Labeled:
+    shapes = {part.x.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise DataError(f"the clients' rows differ in shape: {sorted(map(str, shapes))}; give all the same columns.")
+    return _Labeled(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+
+
+def _dataset(rows: _Labeled, owners: np.ndarray | None, test: _Labeled | None) -> Dataset:
+    """The data set of training rows and of test rows, if any."""
+    training = len(rows.y)
+    if owners is not None and len(owners) != training:
+        raise DataError(f"group has {len(owners)} owners for {training} rows: give one for each row.")
+    if test is not None:
+        rows = _joined([rows, test])
+    x, shift, scale = _inputs(rows.x)
+    y, classes = _classes(rows.y)
+    groups: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+    if owners is not None:
+        words, known = np.unique(owners, return_inverse=True)
+        groups = np.concatenate([known.reshape(-1).astype(np.int64), np.full(len(y) - training, -1)])
+        names = () if owners.dtype.kind in "iu" or test is not None else tuple(map(str, words.tolist()))
+    columns = () if x.ndim == 4 else tuple(f"x{k}" for k in range(x.shape[1]))
+    return Dataset(
+        name="arrays",
+        x=x,
+        y=y,
+        classes=classes,
+        shift=shift,
+        scale=scale,
+        test=np.arange(training, len(y)) if test is not None else None,
+        groups=groups,
+        columns=columns,
+        owners=names,
+        ready=True,
+    )
+
+
+def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs as a network receives them, with shift and scale: as they are, but bytes of images as 0 to 1."""
+    if x.dtype.kind not in "fiub" or x.ndim < 2:
+        raise DataError(
+            f"X must have numbers, one row for each label, not {x.dtype} of shape {x.shape}: encode categories first, "
+            "or give a data frame"
+        )
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        x = x[:, None] if x.ndim == 3 else x
+        x = np.moveaxis(x, -1, 1) if x.shape[1] not in (1, 3) and x.shape[-1] in (1, 3) else x  # (n, H, W, C)
+        channels = x.shape[1]
+        return np.ascontiguousarray(x), np.zeros(channels, np.float32), np.full(channels, 255, np.float32)
+    if x.dtype.kind in "iu" and x.size and np.abs(x).max() >= 1 << 24:
+        raise DataError("X has whole numbers of 2**24 or more, which float32 cannot hold: rescale or encode them.")
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    if x.ndim == 2 and len(x):
+        deviations = x.std(axis=0)
+        moving = deviations[deviations > 0]
+        if len(moving) and moving.max() > WIDE * moving.min():
+            logging.getLogger("fedloom").warning(
+                "data: the standard deviations of the columns range from %.3g to %.3g, and arrays are used as they "
+                "are: standardize them, or give a data frame, which fedloom standardizes",
+                moving.min(),
+                moving.max(),
+            )
+    return x, np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
+
+
+def _classes(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers (n,) and names. Whole numbers that begin with 0 keep their values."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise DataError(f"y must have one label for each row, not shape {y.shape}: use argmax for one-hot labels.")
+    if y.dtype.kind == "f":
+        if not np.array_equal(y, y.astype(np.int64)):
+            raise DataError("y has fractions, but fedloom trains classifiers: give class labels.")
+        y = y.astype(np.int64)
+    if y.dtype.kind in "iu" and len(y) and y.min() == 0 and y.max() < 1000:
+        return y.astype(np.int64), tuple(map(str, range(int(y.max()) + 1)))
+    names, numbers = np.unique(y if y.dtype.kind in "iub" else y.astype(str), return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64), tuple(map(str, names.tolist()))
+
+
+# -- models -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Factory:
+    """Builds a network from a module, which is copied, or from the user's factory."""
+
+    source: Any
+
+    def __call__(self, input_shape: tuple[int, ...], classes: int) -> Any:
+        """A new network, or a black box. A factory without parameters is called without any."""
+        if isinstance(self.source, nn.Module):
+            return copy.deepcopy(self.source)
+        return self.source(input_shape, classes) if _required(self.source) else self.source()
+
+
+def models_settings(models: Any) -> dict[str, Any]:
+    """The settings of `[models]` for names, modules and factories: one for all, or a list with one for each client.
+
+    Raises:
+        ModelError: an entry is none of these.
+    """
+    if isinstance(models, Sequence) and not isinstance(models, str | nn.Module):
+        names = [model_name(model) for model in models]
+        if not names:
+            raise ModelError("models is an empty list: give at least one module, factory or name")
+        return {"pool": names} if len(names) == 1 else {"each": names}
+    return {"pool": [model_name(models)]}
+
+
+def model_name(model: Any) -> str:
+    """The name of a model in a config."""
+    if isinstance(model, str):
+        return model
+    if isinstance(model, nn.Module):
+        frozen = copy.deepcopy(model)
+        count = sum(p.numel() for p in frozen.parameters())
+        return hold(type(model).__name__, _module_content(frozen), Factory(frozen), parameters=count)
+    if callable(model):
+        inner: Any = model.func if isinstance(model, functools.partial) else model
+        label = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+        if len(_required(model)) not in (0, 2):
+            raise ModelError(f"{label} must take (input_shape, classes), or no parameters: wrap it in a lambda")
+        return hold(label, _code(model).encode(), Factory(model), factory=label)
+    raise ModelError(f"a model must be a module, a factory or a name, not a {type(model).__name__}")
+
+
+def _required(factory: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that a factory needs."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return ["input_shape", "classes"]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+
+
+def pretrained_settings(model: Any) -> dict[str, Any]:
+    """The settings of `[pretrained]` for a trained module, or for a name.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if isinstance(model, str | nn.Module):
+        return {"model": model_name(model)}
+    raise ModelError(f"pretrained must be a trained module, a name or settings, not a {type(model).__name__}")
+
+
+def _module_content(module: nn.Module) -> bytes:
+    """Bytes that identify a module's class, structure and weights."""
+    digest = hashlib.sha256(f"{_code(type(module))}\n{module!r}".encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+# -- methods ------------------------------------------------------------------------------------------------
+
+
+def method_name(method: Method) -> str:
+    """The name of a method object in a config: its own if it is registered, else one made from its code."""
+    if methods.registry().get(method.name) is method:
+        return method.name
+    source = inspect.getsourcefile(method.round)
+    if source and Path(source).is_file():
+        code = Path(source).read_text(encoding="utf-8")
+    else:  # in a notebook
+        parts = (method.round, method.client, method.server, method.black_box, method.config)
+        code = "\n".join(_code(part) for part in parts if part is not None)
+    return hold(method.name, f"{method.name}\n{dict(method.fixed)}\n{code}".encode(), method, method=method.name)
+
+
+def _code(thing: Any) -> str:
+    """Text that identifies a class or function: its source, else its bytecode; and values that it is bound to."""
+    if isinstance(thing, functools.partial):
+        return f"{_code(thing.func)} {thing.args!r} {sorted(thing.keywords.items())!r}"
+    name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    bound = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+    plain = [repr(value) for value in bound if isinstance(value, str | int | float | bool | tuple | list)]
+    try:
+        return f"{name} {plain}\n{inspect.getsource(thing)}"
+    except (OSError, TypeError):
+        functions: Iterable[Any] = vars(thing).values() if isinstance(thing, type) else [thing]
+        codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
+        return f"{name} {plain} {[(code.co_code.hex(), repr(code.co_consts)) for code in codes]}"

@@ -1,0 +1,91 @@
+"""Builds the `RunPlan` of a config."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.method import Method
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_statistics, warn_of_refits
+from fedloom.experiment.plan.pretrained import PretrainedConfig, server_pretrained
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.run_plan import RunPlan, Setting
+from fedloom.experiment.plan.settings.horizontal import Horizontal
+from fedloom.experiment.plan.settings.rows import data_of
+from fedloom.experiment.plan.settings.vertical import Vertical, parties_of
+
+__all__ = ["SETTINGS", "build", "data_of", "parties_of", "pretrained_of", "resolve"]
+
+SETTINGS: Final[dict[str, Setting]] = {"horizontal": Horizontal(), "vertical": Vertical()}
+"""By `Method.setting`."""
+
+
+def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int, Setting]:
+    """The method of a run, its config, the number of rounds, and its setting.
+
+    Args:
+        run: the config.
+        at_node: whether this is a node, so that the server's rows are not here.
+
+    Raises:
+        ConfigError, MethodError: see `RunConfig.resolve` and `Setting.check`.
+    """
+    method, cfg, rounds = run.resolve()
+    setting = SETTINGS[method.setting]
+    setting.check(run, method, server=at_node or bool(run.data.server_rows))
+    return method, cfg, rounds, setting
+
+
+def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | None = None) -> RunPlan:
+    """The plan of a run. With equal data, seed and models, all methods get equal splits and initial weights.
+
+    Args:
+        run: the config.
+        files: the coordinator's private data, in a run at nodes.
+        secret: of the parties on this machine, see `ClientContext`.
+
+    Raises:
+        ConfigError, DataError, ModelError, CheckpointError: the run cannot be built.
+    """
+    method, cfg, rounds, setting = resolve(run)
+    run.churn.check(run.data.clients, rounds, run.data.unseen_clients(run.seed))
+    for own, section, noun in (
+        (run.data.own, "data.row_schema", "rows"),
+        (run.columns.private, "columns.private", "columns"),
+    ):
+        if own and files is None:
+            raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
+    files = files or PrivateData()
+    plan = with_secret(setting.build(run, method, cfg, rounds, files), secret)
+    plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
+    data = plan.data.dataset
+    own_model = (
+        None
+        if data is None
+        else server_pretrained(pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device)
+    )
+    warn_of_refits(plan)
+    check_feature_dims(plan)
+    check_statistics(plan)
+    if own_model is not None:
+        clients = plan.contexts
+        if "pretrained encoder" in method.needs:
+            clients = [replace(context, encoder=own_model.encoder) for context in clients]
+        server = replace(plan.server_context, pretrained=own_model.teacher, encoder=own_model.encoder)
+        plan = replace(plan, server_context=server, contexts=clients, pretrained=own_model.digest)
+    _ = plan.server  # errors in its constructor are raised here, before any work
+    return plan
+
+
+def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
+    """The plan with the secret of the parties on this machine."""
+    if secret is None:
+        return plan
+    contexts = [replace(context, secret=secret) for context in plan.contexts]
+    return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
+
+
+def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:
+    """The section `[pretrained]` with "auto" resolved to a network for this kind of data."""
+    pool = run.models.names
+    return run.pretrained.like(pool[0] if len(pool) == 1 else COMMON[kind][0], run.models.norm)

@@ -1,0 +1,166 @@
+"""The networks of a run: architectures, initial weights, black boxes, and checks of a method's requirements."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+from torch import nn
+
+from fedloom import models
+from fedloom.core.black_box import BlackBoxModel
+from fedloom.core.context import ClientContext
+from fedloom.core.errors import ConfigError, warn_once
+from fedloom.core.method import Method
+from fedloom.core.rng import stream
+from fedloom.data.dataset import DatasetLike
+from fedloom.experiment.config.run import RunConfig, refuse_black_boxes, refuse_settings
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.methods.steps import Features
+from fedloom.models.black_boxes import make
+
+SMALL = {
+    "image": ("mlp", "mlp-large", "mlp-deep", "cnn-small"),
+    "table": ("linear", "mlp", "mlp-large", "mlp-deep"),
+}
+
+COMMON = {"image": ("cnn-small",), "table": ("mlp",)}
+"""Default of methods that average weights or compare features."""
+
+EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
+"""Default of parties with columns, from Proto-EVFL."""
+
+
+def architectures_of(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
+    """The network of each client."""
+    default = (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
+    return run.models.assigned(default, run.data.clients, run.seed)
+
+
+Network: TypeAlias = Callable[[], nn.Module]
+
+
+def networks(
+    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str]
+) -> tuple[Network, list[Network]]:
+    """Functions that build the server's network and each client's, with separate or common initial weights."""
+
+    def network(n: int, purpose: str) -> Network:
+        seed = int(stream(run.seed, purpose, n).integers(2**31))
+        shape, classes = dataset.input_shape, len(dataset.classes)
+        return partial(models.build, architectures[n], shape, classes, norm=run.models.norm, seed=seed)
+
+    clients = range(len(architectures))
+    if "one network" in method.needs:
+        return network(0, "common initial weights"), [network(0, "common initial weights") for _ in clients]
+    first = (
+        map(architectures.index, architectures) if "architecture groups" in method.needs else clients
+    )  # equal weights in a group
+    return network(0, "server's initial weights"), [network(n, "initial weights") for n in first]
+
+
+def replace_black_boxes(
+    run: RunConfig,
+    method: Method,
+    dataset: DatasetLike,
+    architectures: Sequence[str],
+    server: ClientContext,
+    contexts: list[ClientContext],
+) -> tuple[ClientContext, list[ClientContext]]:
+    """Replace the networks of clients that drew a black box. The server's network is then a client's, or the common one
+    if all clients have black boxes.
+
+    Raises:
+        ConfigError: the method does not support them, they have settings without being in the pool, or their floor is
+            too high.
+        ModelError: a factory of the pool fails, or its result is not a model.
+    """
+    shape, classes, level = dataset.input_shape, len(dataset.classes), run.models.black_box
+    boxes = {name for name in run.models.names if models.is_black_box(name, shape, classes)}
+    if not boxes:
+        refuse_settings(run)
+        return server, contexts
+    refuse_black_boxes(method, boxes)
+    if level.min_probability * classes >= 1:
+        raise ConfigError(
+            f"models.black_box.min_probability: {level.min_probability:g} times {classes} classes is 1 or more: "
+            f"set less than {1 / classes:g}"
+        )
+
+    def seed(purpose: str, n: int) -> int:
+        return int(stream(run.seed, purpose, n).integers(2**31))
+
+    def black_box(n: int) -> BlackBoxModel:
+        drawn = seed("black box", n)
+        return BlackBoxModel(
+            architectures[n],
+            partial(make, architectures[n], shape, classes, drawn),
+            classes,
+            drawn,
+            **level.model_dump(),
+        )
+
+    name = next((name for name in architectures if name not in boxes), COMMON[dataset.kind][0])
+    weights = seed("server's initial weights", 0)
+    server = replace(server, network=partial(models.build, name, shape, classes, norm=run.models.norm, seed=weights))
+    return server, [
+        replace(context, network=None, black_box=black_box(n)) if architectures[n] in boxes else context
+        for n, context in enumerate(contexts)
+    ]
+
+
+def warn_of_refits(plan: RunPlan) -> None:
+    """Warn if the run ends before its black boxes are refitted to others' predictions."""
+    box, last = plan.run.models.black_box, (plan.rounds - 1) * plan.cfg.iterations_per_round
+    learns = plan.cfg.exchanges and box.learn
+    if learns and 0 <= last < box.refit_every and any(context.black_box is not None for context in plan.contexts):
+        name = plan.method.name
+        warn_once(
+            f"models.black_box: the last round of {name} begins after {last} iterations, so no black box is "
+            f"fitted to others' predictions, which happens first after {box.refit_every}: set refit_every to at "
+            f"most {last}, or increase rounds"
+            if last
+            else f"models.black_box: {name} has only one round, so no black box is fitted to others' predictions"
+        )
+
+
+def assign_groups(
+    server: ClientContext, contexts: Sequence[ClientContext], makers: Sequence[Network], architectures: Sequence[str]
+) -> tuple[ClientContext, list[ClientContext]]:
+    """Give each client its group, those with its architecture, and the server all groups and their networks."""
+    first = list(dict.fromkeys(map(architectures.index, architectures)))  # of each group, the first client
+    groups = [first.index(architectures.index(a)) for a in architectures]
+    server = replace(server, groups=groups, group_networks=[makers[n] for n in first])
+    return server, [replace(context, group=g) for context, g in zip(contexts, groups, strict=True)]
+
+
+def check_feature_dims(plan: RunPlan) -> None:
+    """Refuse networks of different feature dimensions, if the method compares features.
+
+    Raises:
+        ConfigError: the dimensions differ.
+        ModelError: a network has no features.
+    """
+    method, cfg = plan.method, plan.cfg
+    if "same feature dim" not in method.needs or (cfg.FEATURE_DIM and getattr(cfg, cfg.FEATURE_DIM) is not None):
+        return
+    first = {name: plan.contexts[plan.architectures.index(name)] for name in plan.architectures}
+    widths = {name: Features(context.build()).width for name, context in first.items()}
+    (one, a), *others = widths.items()
+    for other, b in others:
+        if a != b:
+            adapted = f", or set params.{cfg.FEATURE_DIM} to one width for all" if cfg.FEATURE_DIM else ""
+            raise ConfigError(
+                f"models.pool: {method.name} needs features of one dimension, but {one} has {a} and {other} {b}: "
+                f"use networks whose last layers have inputs of one width{adapted}"
+            )
+
+
+def check_statistics(plan: RunPlan) -> None:
+    """Raise ConfigError for BatchNorm at unseen clients, if its statistics stay at each client."""
+    norms = (m for i in plan.unseen for m in plan.contexts[i].build().modules())
+    if plan.cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
+        raise ConfigError(
+            "data.unseen: unseen clients have no BatchNorm statistics: set models.norm=group, or "
+            "params.batchnorm=batch to predict with the statistics of the test rows"
+        )

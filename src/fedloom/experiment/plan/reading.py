@@ -1,0 +1,307 @@
+"""Reads a config from a file, a name and flags; reports all errors together, before any work."""
+
+import contextlib
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedloom import methods
+from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
+from fedloom.core.method import Method
+from fedloom.core.objects import is_object
+from fedloom.core.problems import problems
+from fedloom.experiment.config.foreign_code import refuse_foreign_code
+from fedloom.experiment.config.overrides import ALTERNATIVE, override
+from fedloom.experiment.config.run import FEDERATION, EngineConfig, Experiment, RunConfig
+from fedloom.experiment.plan.build import SETTINGS, resolve
+from fedloom.experiment.plan.pretrained import AUTO
+
+
+def read(
+    source: str,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    trust: Collection[str] = (),
+) -> Experiment:
+    """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its methods.
+
+    Args:
+        source: path of a TOML file, or name of an experiment or method. A file's top-level keys are those of
+            `RunConfig`, and `title` and `[compare]`.
+        overrides: `dotted.key=value`, with a TOML value or a bare word.
+        flags: top-level keys and values from the command line; None is ignored.
+        trust: code that a file outside the working folder may name, such as `mine.py` or `package.module:name`.
+
+    Raises:
+        ConfigError: with all errors, one on each line.
+    """
+    values = read_values(source, overrides, flags, trust)
+    for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
+        if key in values:
+            raise ConfigError(f"{source} has a table {key}: use fedloom {command} {source}")
+    top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
+    given = {k for k, v in (flags or {}).items() if v is not None} | {o.partition("=")[0] for o in overrides}
+    if "compare" in top and "seed" in given:
+        top["compare"] = {**top["compare"], "seeds": [values["seed"]]}
+    if "method" in given:
+        top.pop("compare", None)
+    return check({**top, "run": values})
+
+
+def read_values(
+    source: str,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    trust: Collection[str] = (),
+) -> dict[str, Any]:
+    """The values of `read` before they are checked; arguments as in `read`.
+
+    Raises:
+        ConfigError: an unknown file or name, invalid TOML, or an invalid override; or a file that names code.
+    """
+    values = _values(source)
+    if source.endswith(".toml"):
+        refuse_foreign_code(values, Path(source), trust)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+            values.pop(ALTERNATIVE.get(key, ""), None)
+    for text in overrides:
+        override(values, text)
+    return values
+
+
+def check(values: Mapping[str, Any]) -> Experiment:
+    """The checked experiment. Raises one ConfigError with all errors: keys, values, names and parameters."""
+    errors: list[str] = []
+    rest = dict(values)
+    experiment = None
+    while experiment is None:  # invalid values are removed, so that the rest is checked too
+        try:
+            experiment = Experiment(**rest)
+        except ValidationError as error:
+            errors += [_relocated(p.removeprefix("run."), rest) for p in problems(error, Experiment)]
+            before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
+            if rest == before:
+                raise ConfigError("\n".join(errors)) from None
+    experiment = _with_server(_with_clients(experiment), data_invalid=any(e.startswith("data") for e in errors))
+    try:
+        runs = experiment.runs()
+    except ConfigError as error:
+        errors.append(str(error))
+        runs = []
+    for run in runs:
+        errors += [e for e in _errors(run) if e not in errors]
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return experiment
+
+
+def _relocated(problem: str, values: Mapping[str, Any]) -> str:
+    """The error on an unknown top-level setting, with its full name if a section or the method has it."""
+    name, _, rest = problem.partition(": there is no such setting.")
+    if not rest or "." in name:
+        return problem
+    sections = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    places = [f"{key}.{name}" for key, kind in sections.items() if name in getattr(kind, "model_fields", ())]
+    run = values.get("run")
+    with contextlib.suppress(FedloomError):
+        method = methods.find(str(run.get("method", "")) if isinstance(run, Mapping) else "")
+        places += [f"params.{name}"] if name in method.config.model_fields else []
+    return f"{name}: there is no such setting. Write {' or '.join(places)}." if places else problem
+
+
+def _with_clients(experiment: Experiment) -> Experiment:
+    """Set the default number of clients of the method's setting."""
+    run, known = experiment.run, _methods(experiment)
+    setting = SETTINGS[known[0].setting if known else "horizontal"]
+    try:
+        nodes = None
+        if run.engine.name == "net":
+            text = Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8")
+            nodes = len(tomllib.loads(text)["nodes"])
+        clients = setting.clients(run, nodes)
+    except (FedloomError, OSError, ValueError, KeyError, TypeError):  # reported where the file is used
+        return experiment
+    if clients is None or "clients" in run.data.model_fields_set:
+        return experiment
+    data = run.data.model_copy(update={"clients": clients})
+    return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
+
+
+def _with_server(experiment: Experiment, data_invalid: bool) -> Experiment:
+    """Set the defaults of public rows, the server's rows and a pretrained model if a method needs them: in all runs,
+    for equal splits. With an invalid [data] section, a model to train gets rows too, to avoid a misleading error."""
+    data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
+    owners = data.group or (data.partition == "natural" and is_object(data.name))
+    if owners and data.public_rows is None and not any("public" in need for m in known for need in m.needs):
+        data = data.model_copy(update={"public_rows": 0})  # no method needs owners to give rows away
+    if data.server_rows == 0:
+        return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data})})
+    pretrains = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
+    if pretrains and not own.given:
+        own = own.model_copy(update={"model": AUTO})
+    if data.server_rows is None and (
+        ((pretrains or data_invalid) and own.to_train) or any("server rows" in method.needs for method in known)
+    ):
+        data = data.model_copy(update={"server_rows": "auto"})
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
+
+
+def _methods(experiment: Experiment) -> list[Method]:
+    """The known methods of an experiment; `_errors` reports the others."""
+    run, known = experiment.run, []
+    for entry in experiment.compare.methods if experiment.compare else (run.method,):
+        name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
+        with contextlib.suppress(FedloomError):
+            known.append(methods.load(name) if ".py" in name else methods.find(name))
+    return known
+
+
+def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
+    """The table without the values at the paths; without the whole section if a path does not exist."""
+    left = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    for path in paths:
+        if path[0] == "run" and len(path) > 1 and isinstance(left.get("run"), dict):
+            inner = left["run"].get(path[1])
+            if len(path) > 2 and isinstance(inner, Mapping) and path[2] in inner:
+                left["run"][path[1]] = {k: v for k, v in inner.items() if k != path[2]}
+            else:
+                left["run"].pop(path[1], None)
+        else:
+            left.pop(str(path[0]), None)
+        if path == ("run",):
+            left.pop("run", None)
+    return left
+
+
+def _errors(run: RunConfig) -> list[str]:
+    """Errors in the names and parameters of a run whose types are valid."""
+    from fedloom import models
+    from fedloom.data import flower, partitions
+
+    errors, rounds = [], 0
+    try:
+        _, _, rounds, _ = resolve(run)
+        errors += _count_errors(run)
+    except FedloomError as error:
+        errors.append(str(error))
+    tests: list[tuple[str, Callable[[], object]]] = [
+        ("engine", partial(_check_engine, run.engine)),
+        *(() if run.data.own or run.columns.private else (("data.name", partial(_check_data, run)),)),
+        ("data.partition", partial(flower.partition_at, run.data.partition))
+        if ":" in run.data.partition
+        else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
+        *(("models.pool", partial(models.check_name, name, black_boxes=True)) for name in run.models.names),
+        ("topology", partial(run.topology.check, run.data.clients)),
+        ("churn", partial(run.churn.check, run.data.clients, rounds, run.data.unseen_clients(run.seed))),
+    ]
+    for setting, test in tests:
+        try:
+            test()
+        except FedloomError as error:
+            errors.append(f"{setting}: {error}")
+    return errors
+
+
+def _count_errors(run: RunConfig) -> list[str]:
+    """Errors in the number of parties in files or a manifest. A missing manifest is accepted: it may be made later."""
+    if run.columns.manifest and not Path(run.columns.manifest).exists():
+        return []
+    try:
+        number = run.columns.number()
+    except FedloomError as error:
+        return [f"columns.manifest: {error}"]
+    if number in (None, run.data.clients):
+        return []
+    source = "columns.files" if run.columns.files else "columns.manifest"
+    return [f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients out"]
+
+
+def _check_data(run: RunConfig) -> None:
+    """Raise DataError if the data set is unknown."""
+    from fedloom.data.sources import check_name
+
+    try:
+        check_name(run.data.name)
+    except DataError as error:
+        if run.engine.name != "net":
+            raise
+        hint = f"If {run.data.name!r} is the nodes' own rows, describe them with [data.row_schema]."
+        raise DataError(f"{error} {hint}") from None
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    """Raise ConfigError if the engine's settings are contradictory or its device is missing."""
+    import torch
+
+    from fedloom.experiment.run.engine import check
+
+    check(engine)
+    if engine.name == "ray":  # the cluster decides
+        return
+    try:
+        torch.empty(0, device=engine.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {engine.device!r} is not available here ({reason}): use cpu") from None
+
+
+def _values(source: str) -> dict[str, Any]:
+    """The values of a file, a shipped experiment, or a method."""
+    path = Path(source)
+    if source.endswith(".toml"):
+        if not path.is_file():
+            raise ConfigError(f"{source} is a folder, not a file" if path.is_dir() else f"there is no file {source}")
+        return _parsed(path.read_text(encoding="utf-8"), source)
+    if ".py" in source:
+        return {"method": source}
+    shipped = experiments()
+    if source in shipped:
+        return _parsed(shipped[source], source)
+    known = methods.registry()
+    if source in known:
+        return {"method": source}
+    names = [*shipped, *known]
+    if Path(source).is_file():
+        raise ConfigError(
+            f"{source} is neither a config (.toml) nor a method page (.py). If it is data, fedloom data {source} "
+            "writes the settings of a run"
+        )
+    raise ConfigError(f"unknown experiment or method {source!r}.{did_you_mean(source, names)}")
+
+
+def experiments() -> dict[str, str]:
+    """The texts of the experiment files in the package, by name."""
+    folder = resources.files("fedloom") / "experiments"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+
+
+def seeds_of(text: str) -> list[int]:
+    """Parse `0,2` or `0-4`, or a mix. Raises ConfigError."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
+        except ValueError:
+            seeds = []
+        if not seeds:
+            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}")
+    return seeds

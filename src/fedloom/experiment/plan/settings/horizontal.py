@@ -1,0 +1,362 @@
+"""The horizontal setting: parties with different rows of the same columns, partitioned or private."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core import graphs
+from fedloom.core.context import ClientContext, PublicSet, Rows
+from fedloom.core.engine import Engine
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.method import Method
+from fedloom.core.scores import SCORED
+from fedloom.data.dataset import Dataset, DatasetInfo
+from fedloom.data.options import DataOptions, OwnFile
+from fedloom.data.schema import DataSchema, read_public, read_rows
+from fedloom.data.split import hold_out, public_hash, rows_hash
+from fedloom.data.stats import describe
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.config.sections import ColumnsConfig
+from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
+from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.run_plan import Metric, RunPlan
+from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names
+from fedloom.experiment.run.evaluate import (
+    CHANCE,
+    call_all,
+    check_score,
+    client_metrics,
+    client_scores,
+    client_spread,
+    clients_by_metric,
+    recalls,
+)
+from fedloom.experiment.run.leaks import of_clients
+from fedloom.experiment.run.metrics import GLOBAL, OWN, TRAINING
+from fedloom.experiment.run.result import Final, over_clients
+from fedloom.protect.leaks import Leak
+
+
+class Horizontal:
+    """The horizontal setting, see `Setting`."""
+
+    own_data = "[data.row_schema]", "describe them with [data.row_schema]"
+
+    def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
+        """Refuse settings of the vertical setting."""
+        if run.columns != ColumnsConfig():
+            raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section out")
+        if run.evaluate.attack_labels is not None:
+            raise ConfigError(
+                f"evaluate.attack_labels: the parties of {method.name} have the labels of their rows: leave it out, or "
+                "use a vertical method"
+            )
+        if run.evaluate.leaks and run.data.own:
+            raise ConfigError(
+                "evaluate.leaks needs all rows here, and those of [data.row_schema] are at their owners: set it in a "
+                "run on one machine"
+            )
+        run.pretrained.check(method, server)
+
+    def clients(self, run: RunConfig, nodes: int | None) -> int | None:
+        """One for each node, or for each owner of a file's rows; else None."""
+        if nodes is not None or run.data.group is None or run.data.partition != "natural":
+            return nodes
+        return number_of_owners(run.data)
+
+    def server_name(self, plan: RunPlan) -> str:
+        """The server's role, or "coordinator" without a server."""
+        server = plan.server
+        return (server.ROLE or type(server).__name__.lower()) if server is not None else "coordinator"
+
+    def min_nodes(self, plan: RunPlan, nodes: int) -> int:
+        """The method's `min_clients`."""
+        return plan.method.min_clients
+
+    # -- the plan --------------------------------------------------------------------------------------
+
+    def build(
+        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+    ) -> RunPlan:
+        """The plan of a run: see `Setting`."""
+        graph = run.topology.graph(run.data.clients, run.seed)
+        clients = run.data.clients
+        if run.data.own:
+            data, own, public, tests = _private(run, files, at)
+        else:
+            data, own, public, tests = _partitioned(run, files)
+        if "public rows" in method.needs and run.data.own and files.public is None:
+            file, example = (
+                "federation.toml" if at is None else "node.toml",
+                f'[data.{run.data.name}] public = "public.csv"',
+            )
+            raise ConfigError(f"{method.name} learns from public rows: name their file in {file}, {example}")
+        if "public rows" in method.needs and not len(public.rows):
+            raise ConfigError(
+                f"data.public_rows: {method.name} learns from public rows, and there are none: set it to 1 or more"
+            )
+        assert data.dataset is not None
+        architectures = architectures_of(run, method, data.dataset.kind)
+        server_network, client_networks = networks(run, method, data.dataset, architectures)
+        server = ClientContext(
+            id=0,
+            seed=run.seed,
+            parties=clients,
+            classes=len(data.classes),
+            data=own(None),
+            network=server_network,
+            device=run.engine.device,
+        )
+        contexts = [
+            replace(
+                server,
+                id=n,
+                neighbours=graphs.Others(clients, n) if graph is None else graph[n],
+                data=own(n),
+                public=public,
+                network=client_networks[n],
+                tests=tests(n),
+            )
+            for n in range(clients)
+        ]
+        server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
+        if "architecture groups" in method.needs:
+            server, contexts = assign_groups(server, contexts, client_networks, architectures)
+        if "public rows at the server" in method.needs or cfg.server_reads_public:
+            server = replace(server, public=public)
+        unseen = run.data.unseen_clients(run.seed)
+        return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, contexts, unseen=unseen)
+
+    # -- evaluation ------------------------------------------------------------------------------------
+
+    def main_metric(self, plan: RunPlan) -> str:
+        """Accuracy on own rows in the method's first evaluation mode, or on the global test set."""
+        return f"{OWN} {plan.cfg.eval_modes[0]}" if plan.cfg.eval_modes else GLOBAL
+
+    def party_metrics(self, plan: RunPlan) -> set[str]:
+        """The main metric, over unseen and over training clients."""
+        main = self.main_metric(plan)
+        return {main, f"{main}{TRAINING}"}
+
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
+        """Evaluate each client on the global test set and on its own rows, the latter also in each evaluation mode.
+        With private rows, clients compute their scores."""
+        broadcast = plan.server.broadcast() if plan.server is not None else {}
+        if plan.run.data.own:
+            yield from _by_scores(plan, engine, broadcast)
+            return
+        yield from _by_predictions(plan, engine, broadcast)
+        for on in plan.data.labels if final else ():
+            found = client_scores(engine, plan.data.labels[on], len(plan.data.classes), on, broadcast)
+            for name, each in found.items():
+                for metric, value, party in client_spread(name if on == "test" else f"own {name}", each, engine.name):
+                    if metric != "loss mean":  # which every evaluation has
+                        yield metric, value, party
+
+    def leaks(self, plan: RunPlan, engine: Engine) -> list[Leak]:
+        """Attacks on all messages that clients sent."""
+        return of_clients(plan, engine)
+
+    def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+        """The accuracies of `RunSummary`, without and in each evaluation mode."""
+        measured = [clients_by_metric(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
+        eval_modes = {
+            metric.removeprefix(f"{OWN} "): over_clients(final, metric, parties, clients)
+            for those in zip(*(group.items() for group in measured), strict=True)
+            for metric, clients in those
+        }
+        return {
+            "accuracy": over_clients(final, GLOBAL, parties),
+            "own_accuracy": over_clients(final, OWN, parties),
+            "client_scores": {
+                name: found
+                for name in (*SCORED, *(f"own {name}" for name in SCORED))
+                if (found := over_clients(final, name, parties)) is not None
+            },
+            "eval_modes": {eval_mode: found for eval_mode, found in eval_modes.items() if found is not None},
+        }
+
+
+def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
+    labels, classes = plan.data.labels, plan.data.classes
+    looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
+    looks += [(list(labels)[-1], eval_mode, f"{OWN} {eval_mode}") for eval_mode in plan.cfg.eval_modes]
+    for on, eval_mode, metric in looks:
+        seen = client_metrics(engine, labels[on], len(classes), on, eval_mode, broadcast)
+        accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
+        for called, group in clients_by_metric(metric, eval_mode, plan).items():
+            yield from client_spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
+        if metric == GLOBAL:
+            yield "loss mean", float(seen.loss.mean()), ""
+            if np.isfinite(seen.agreement):
+                yield "agreement", seen.agreement, ""
+            yield from recalls(classes, seen.recall)
+
+
+def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
+    for eval_mode in ("", *plan.cfg.eval_modes):
+        scores = call_all(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
+        for called, group in clients_by_metric(f"{OWN} {eval_mode}" if eval_mode else GLOBAL, eval_mode, plan).items():
+            yield from client_spread(
+                called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name
+            )
+        if not eval_mode:
+            yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
+            yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
+
+
+# -- assigning rows ----------------------------------------------------------------------------------------
+
+_Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
+"""The assignment; a function from a client, or None for the server, to its training rows, if here; the public rows; and
+a function from a client to its test rows by name."""
+
+
+def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
+    """The rows of a partitioned data set, in one pool."""
+    dataset, shares = data_of(run, files)
+    public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
+    test, y = rows(shares.test), dataset.y
+
+    def training(n: int) -> Rows:
+        own = rows(shares.shards[n])
+        if run.faults.mislabels(n) and own.labels is not None:
+            own = replace(own, labels=len(dataset.classes) - 1 - own.labels)
+        return own
+
+    labels = {"test": [y[shares.test]] * len(shares.shards), "own": [y[part] for part in shares.own_test]}
+    labels = {on: parts for on, parts in labels.items() if all(map(len, parts))}
+    content = digest(f"{dataset.x.dtype.str}{dataset.x.shape}{public}", y, sample(dataset.x))
+    data = DataAssignment(
+        name=dataset.name,
+        classes=dataset.classes,
+        digest=content,
+        common=content,
+        public_digest=public,
+        schema=lambda _: schema(dataset.kind, dataset.input_shape, dataset.classes, dataset.columns),
+        describe=lambda: {
+            "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
+            "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
+            "standardized_by": basis(dataset, shares),
+            "notes": list(dataset.notes),
+            "public": len(shares.public),
+            "public_sha256": public,
+            "server": len(shares.server),
+            "server_sha256": digest("", shares.server.astype("<i8")) if len(shares.server) else None,
+        },
+        labels=labels,
+        own_chances=np.array([np.bincount(y).max() / len(y) for y in labels["own"]]) if "own" in labels else None,
+        dataset=dataset,
+        split=shares,
+        server_rows=shares.server,
+    )
+    return (
+        data,
+        lambda n: training(n) if n is not None else rows(shares.server) if len(shares.server) else None,
+        PublicSet(rows(shares.public), run.seed, public),
+        lambda n: {"test": test, "own": rows(shares.own_test[n])},
+    )
+
+
+def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
+    """The private rows of party `at`, or of the server; and the public rows.
+
+    Columns are standardized by the public rows, or without them by each party's own training rows, which also fill the
+    missing numbers of the party's own rows.
+
+    Raises:
+        ConfigError: a required file is not named.
+        DataError: the rows do not fit the schema, or are too few.
+    """
+    assert run.data.row_schema is not None
+    form, name, device = run.data.row_schema.build(run.data.missing), run.data.name, run.engine.device
+    owner = files.own or OwnFile(DataOptions())
+    own_form = form if owner.missing is None else run.data.row_schema.build(owner.missing)
+    public, own = _public(run, files, form), None
+    if files.rows is not None and (at is not None or run.data.server_rows):
+        own = read_rows(files.rows, own_form, name, files.own)
+    if own is None and (at is not None or run.data.server_rows):
+        whose = "the server" if at is None else f"party {at}"
+        raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
+    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner)
+    fitted = public if len(public) else None if own is None else own.x[train]
+    public_fill, shift, scale = (form if len(public) else own_form).scaling(fitted)
+    if form.fill:
+        public = np.where(np.isnan(public), public_fill, public)
+    if own_form.fill and own is not None:
+        own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
+    known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    mine, tests = None, {}
+    if own is not None:
+        own = replace(own, shift=shift, scale=scale)
+        rows = _pool(own, device)
+        mine, tests = rows(train), {"own": rows(test)}
+    of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
+    server = rows_hash(own.x) if own is not None and server_rows else ""
+    about = schema(form.kind, form.input_shape, form.classes, form.columns)
+    common = digest(f"{about}\n{of_public}")
+    data = DataAssignment(
+        name=name,
+        classes=form.classes,
+        digest=digest(f"{common}\n{server}"),
+        common=common,
+        public_digest=of_public,
+        schema=lambda _: about,
+        describe=lambda: {
+            "private_clients": run.data.clients,
+            "public": len(public),
+            "public_sha256": of_public,
+            "server": server_rows,
+            "server_sha256": server or None,
+        },
+        dataset=own or known,
+        server_rows=train,
+    )
+    return (
+        data,
+        lambda n: mine if n == at else None,
+        PublicSet(rows_of(public, known, np.arange(len(public)), device), run.seed, of_public),
+        lambda n: tests if n == at else {},
+    )
+
+
+def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
+    """The public rows (n, ...), or the first `data.public_rows` of them."""
+    if files.public is None or run.data.public_rows == 0:
+        return np.empty((0, *form.input_shape), np.uint8 if form.kind == "image" else np.float32)
+    found = read_public(files.public, form)
+    if run.data.public_rows is not None and run.data.public_rows > len(found):
+        raise DataError(
+            f"{files.public} must hold {run.data.public_rows} rows (data.public_rows), but has {len(found)}."
+        )
+    return found[: run.data.public_rows]
+
+
+def _held_out(
+    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of a party's training and test rows. The server trains on all its rows."""
+    if at is None:
+        return np.arange(len(own.y)), np.arange(0)
+    data = run.data
+    held = hold_out(
+        own.y,
+        own.test,
+        seed=run.seed if seed is None else seed,
+        fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,
+        limit=data.test_rows,
+    )
+    train, test = np.setdiff1d(np.arange(len(own.y)), held.apart), held.kept
+    if not len(train) or not len(test):
+        raise DataError(f"{len(own.y)} rows are too few to split into training and test rows: add more.")
+    return train, test
+
+
+def _pool(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
+    """A function from indices (n,) to rows of the data set, in one pool on this device."""
+    every = rows_of(dataset.x, dataset, np.arange(len(dataset.y)), device, dataset.y)
+    return lambda which: replace(every, index=torch.from_numpy(which).to(device))

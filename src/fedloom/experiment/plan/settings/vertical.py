@@ -1,0 +1,386 @@
+"""The vertical setting: parties with different columns of the same rows, split or private."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import models
+from fedloom.core import message
+from fedloom.core.context import ClientContext, Rows
+from fedloom.core.engine import Engine, Failure
+from fedloom.core.errors import ConfigError, DataError, MessageError, MethodError
+from fedloom.core.evaluation import decide
+from fedloom.core.method import Method
+from fedloom.core.rng import stream
+from fedloom.core.scores import calibration_error
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.options import GUESS
+from fedloom.data.party_files import PartyFile
+from fedloom.data.presence import RowPresence, complete_rows, read_presence
+from fedloom.data.simulation import simulate
+from fedloom.data.stats import describe_parties
+from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.config.sections import SPLIT_SETTINGS, ColumnsConfig
+from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
+from fedloom.experiment.plan.networks import EXTRACTORS
+from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.run_plan import Metric, RunPlan
+from fedloom.experiment.plan.settings.attacks import label_attacks, successes
+from fedloom.experiment.run.evaluate import call_all, check_predictions, classifier_metrics, recalls
+from fedloom.experiment.run.leaks import of_columns
+from fedloom.experiment.run.metrics import GLOBAL, OWN
+from fedloom.experiment.run.result import Final, joint_scores
+from fedloom.protect.leaks import Leak
+
+ALIGNED, PARTIES = 200, 4
+"""Default numbers of aligned rows and parties of a data set that is split."""
+
+
+class Vertical:
+    """The vertical setting, see `Setting`. Party 0 is colocated with the active party."""
+
+    own_data = "columns.private", "set columns.private=true"
+
+    def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
+        """Refuse settings of the horizontal setting."""
+        for setting, given in (("server_rows", run.data.server_rows), ("unseen", run.data.unseen)):
+            if given:
+                raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
+        if run.pretrained != PretrainedConfig():
+            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section out")
+        if run.data.own:
+            raise ConfigError(
+                f"data.row_schema: {method.name} shares columns: leave it out, and set columns.private=true"
+            )
+        if run.columns.incomplete and "pooled rows" in method.needs:
+            raise ConfigError(f"columns.missing: {method.name} counts every row as complete; leave it out")
+        if run.columns.private and "pooled rows" in method.needs:
+            raise ConfigError(f"columns.private: {method.name} needs all rows in one place; leave it out")
+
+    def clients(self, run: RunConfig, nodes: int | None) -> int | None:
+        """One more than nodes; without nodes, the number of files, or `PARTIES`."""
+        return (run.columns.number() or PARTIES) if nodes is None else nodes + 1
+
+    def server_name(self, plan: RunPlan) -> str:
+        """Always "active"."""
+        return "active"
+
+    def min_nodes(self, plan: RunPlan, nodes: int) -> int:
+        """All nodes, or one for a method that predicts from any."""
+        return min(1, nodes) if plan.method.any_contributor else nodes
+
+    # -- the plan --------------------------------------------------------------------------------------
+
+    def build(
+        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+    ) -> RunPlan:
+        """The plan of a run. Only the active party's rows have labels."""
+        data, columns = _own_file(run, files, at or 0) if run.columns.private else _cut(run, method, cfg, files)
+        architectures = run.models.assigned(EXTRACTORS[columns.kind], columns.parties, run.seed)
+        server = ClientContext(
+            id=0,
+            seed=run.seed,
+            parties=columns.parties,
+            classes=len(data.classes),
+            aligned=columns.aligned,
+            device=run.engine.device,
+        )
+        contexts = [replace(server, id=m) for m in range(columns.parties)]
+        for m, view in columns.views.items():
+            contexts[m] = _context(run, cfg, contexts[m], view, architectures[m])
+        if columns.labels is not None:
+            first, device = columns.views[0], run.engine.device
+            known = np.full(len(first.x), -1)  # an unaligned row has none
+            known[first.aligned] = columns.labels
+            server = replace(server, data=rows_of(first.x, first, first.aligned, device, known))
+        return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, contexts, colocated=(0,))
+
+    # -- evaluation ------------------------------------------------------------------------------------
+
+    def main_metric(self, plan: RunPlan) -> str:
+        """Accuracy of the joint prediction."""
+        return GLOBAL
+
+    def party_metrics(self, plan: RunPlan) -> set[str]:
+        """Accuracy in the method's first evaluation mode, in which parties predict alone."""
+        return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
+
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
+        """Evaluate the joint prediction, each party alone in the evaluation modes, and attacks on labels."""
+        labels, classes = plan.data.labels, plan.data.classes
+        parts = _contributions(plan, engine, "test")
+        probabilities, y = torch.softmax(decide(plan.server, parts), -1).cpu().numpy(), labels["test"][0]
+        if not np.isfinite(probabilities).all():
+            raise MethodError("predictions are not finite, as training diverged: lower params.lr")
+        found, rare = classifier_metrics(probabilities, y), np.isin(y, plan.run.columns.rare_classes)
+        yield f"{GLOBAL} mean", found.accuracy, ""
+        yield f"{GLOBAL} std", 0.0, ""
+        yield "loss mean", found.log_loss, ""
+        yield "balanced accuracy", found.balanced, ""
+        if np.isfinite(found.auc):
+            yield "auc", found.auc, ""
+        yield "calibration error", calibration_error(y, probabilities), ""
+        if rare.any() and not rare.all():  # a mean over both would hide a recall of 0
+            right = probabilities.argmax(1) == y
+            yield "seen accuracy", float(right[~rare].mean()), ""
+            yield "rare recall", float(right[rare].mean()), ""
+        yield from recalls(classes, found.recall)
+        for eval_mode in plan.cfg.eval_modes:
+            for on, metric in {"test": GLOBAL, "own": OWN}.items():
+                if on not in labels:
+                    continue
+                replies = call_all(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
+                each = [
+                    float((reply["predicted"].cpu().numpy() == y).mean())
+                    for reply, y in zip(replies.values(), labels[on], strict=True)
+                ]
+                yield from (
+                    (f"{metric} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
+                )
+                yield f"{metric} {eval_mode} mean", float(np.mean(each)), ""
+        if plan.run.evaluate.attack_labels is not None:
+            yield from label_attacks(plan, _contributions(plan, engine, "aligned"), engine.name)
+
+    def leaks(self, plan: RunPlan, engine: Engine) -> list[Leak]:
+        """Attacks on labels and columns, by the messages of one moment."""
+        embedded = _contributions(plan, engine, "aligned")
+        return of_columns(plan, embedded, successes(plan, embedded, 1))
+
+    def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+        """The fields of `RunSummary` for a joint prediction: its scores, each party alone, and attacks."""
+        return joint_scores(final, parties, plan.cfg.eval_modes)
+
+
+def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
+    """The contributions of all parties for the rows `on`; if any party suffices for the method, of those that reply.
+    Those of nodes must be like the colocated party's."""
+
+    def check(i: int, parts: Mapping[int, Any]) -> None:
+        message.check_finite(parts[i])
+        colocated = parts[plan.colocated[0]]
+        if not isinstance(colocated, Failure) and (got := message.describe(parts[i])) != message.describe(colocated):
+            raise MessageError(f"expected {message.describe(colocated)}, got {got}")
+
+    return call_all(engine, "contribution", {"on": on}, check, every=not plan.method.any_contributor)
+
+
+# -- assigning columns -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The columns on this machine: views by party, the number of aligned rows, and their labels (N_a,), if here."""
+
+    kind: str
+    parties: int
+    aligned: int
+    labels: np.ndarray | None
+    views: Mapping[int, PartyView]
+
+
+def _cut(run: RunConfig, method: Method, cfg: Any, files: PrivateData) -> tuple[DataAssignment, _Columns]:
+    """The columns of all parties, from a data set or files; without incomplete rows unless the method uses them."""
+    parties = parties_of(run, files, pooled="pooled rows" in method.needs)
+    if run.columns.incomplete and getattr(cfg, "incomplete", "drop") == "drop":
+        parties = complete_rows(parties, method.contributors)
+    views, nothing = parties.views, digest("")
+    truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
+    own = {"own": truths} if len(truths) == len(views) else {}
+    rows = [part for v in views for part in (v.aligned, v.unaligned, v.test, v.shift, v.scale, sample(v.x))]
+    rows += [v.present for v in views if v.present is not None]
+    content = digest(f"{[v.x.shape for v in views]}", parties.labels, parties.test_labels, *rows)
+    data = DataAssignment(
+        name=parties.name,
+        classes=parties.classes,
+        digest=content,
+        common=content,
+        public_digest=nothing,
+        schema=lambda m: schema(parties.kind, views[m].input_shape, parties.classes),
+        describe=lambda: {"parties": describe_parties(parties), "public": 0, "public_sha256": nothing},
+        labels={"test": [parties.test_labels] * len(views), **own},
+        parties=parties,
+    )
+    return data, _Columns(parties.kind, len(views), len(parties.labels), parties.labels, dict(enumerate(views)))
+
+
+def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssignment, _Columns]:
+    """The private columns of one party, for its aligned rows.
+
+    Raises:
+        ConfigError: rows have not been matched, or no file is named here.
+        DataError: the file is invalid.
+    """
+    matched, label, name = files.matched, run.columns.label or "", run.data.name
+    if files.rows is None:
+        raise ConfigError(f"data.{name}: set rows to the file with the columns of party {party}")
+    if matched is None:
+        raise ConfigError("columns.private: rows of private columns are matched by the net engine: add --engine net")
+    id = files.id or str(run.columns.id)
+    options = GUESS if files.own is None else files.own.options
+    held = PartyFile.passive(files.rows, id, label, options) if party else PartyFile.active(files.rows, id, label)
+    everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
+    if len(everybody) and int(everybody.max()) >= len(held.ids):
+        raise DataError(f"{files.rows} has fewer rows than were matched: start a new run.")
+    view, nothing = held.view(matched.aligned, matched.unaligned, matched.test, None), digest("")
+    aligned, test, count = len(matched.aligned), len(matched.test), matched.classes
+    classes = held.classes or tuple(map(str, range(count)))  # class names are only at the active party
+    truth = () if party else (held.labels[matched.aligned], held.labels[matched.test])
+    common = digest(f"{matched.mark}\n{count} {aligned} {test}")
+    data = DataAssignment(
+        name=name,
+        classes=classes,
+        digest=digest(common, *truth, view.aligned, view.unaligned, view.test, sample(view.x)),
+        common=common,
+        public_digest=nothing,
+        schema=lambda _: {"kind": "table", "classes": count, "aligned": aligned, "test": test},
+        describe=lambda: {
+            "parties": _described(name, classes, view, truth, matched.others),
+            "public": 0,
+            "public_sha256": nothing,
+        },
+        labels={"test": [truth[1]] * run.data.clients} if truth else {},
+    )
+    return data, _Columns("table", run.data.clients, aligned, truth[0] if truth else None, {party: view})
+
+
+def _described(
+    name: str, classes: tuple[str, ...], view: PartyView, truth: tuple[np.ndarray, ...], others: tuple[int, ...]
+) -> dict[str, Any]:
+    """The active party's columns, and the number of rows of the others."""
+    encoder = TableEncoder.from_dict(view.recipe)
+    unknown = {"unaligned_counts": None, "gamma": None, "classes_held": None, "mid": None, "cosine": None}
+    rows = {"aligned": len(view.aligned), "test": len(view.test), **unknown}
+    mine = {"name": view.name, "input_shape": list(view.input_shape), "columns": list(encoder.names)}
+    parties = [{**mine, "dropped": list(encoder.dropped), "unaligned": len(view.unaligned), **rows}]
+    for m, unaligned in enumerate(others, 1):
+        theirs: dict[str, Any] = {"name": f"party-{m}", "input_shape": [], "columns": None, "dropped": None}
+        parties.append({**theirs, "unaligned": unaligned, **rows})
+    aligned, test = (np.bincount(y, minlength=len(classes)).tolist() for y in truth)
+    return {
+        "name": name,
+        "kind": "table",
+        "classes": list(classes),
+        "aligned_counts": aligned,
+        "test_counts": test,
+        "parties": parties,
+        "all": {"gamma": None, "classes_held": None, "mid": None, "weighted_cosine": None},
+    }
+
+
+def _context(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str) -> ClientContext:
+    """The client context of a party with these columns."""
+    device = run.engine.device
+    own = {"own": _rows(view, view.unaligned, device)} if len(view.unaligned) and not run.columns.private else {}
+    return replace(
+        context,
+        data=_rows(view, np.concatenate([view.aligned, view.unaligned]), device),
+        network=partial(
+            models.build,
+            architecture,
+            view.input_shape,
+            cfg.learned,
+            norm=run.models.norm,
+            seed=int(stream(run.seed, "initial weights", context.id).integers(2**31)),
+        ),
+        tests={"test": _rows(view, view.test, device), **own},
+    )
+
+
+def _rows(view: PartyView, which: np.ndarray, device: str) -> Rows:
+    """The rows `which` (n,) of a view, and which of them the party has unless it has all."""
+    rows, has = rows_of(view.x, view, which, device), view.has(which)
+    return rows if has.all() else replace(rows, present=torch.from_numpy(has).to(device))
+
+
+def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False) -> VerticalDataset:
+    """The data of each party: columns of a data set, CSV files, or a manifest's images.
+
+    Args:
+        run: the config.
+        files: see `data_of`.
+        pooled: whether all rows are aligned and labeled; of a manifest, all rows that all parties have.
+
+    Raises:
+        DataError, ConfigError: the data cannot be read or split.
+    """
+    data, columns, files = run.data, run.columns, files or PrivateData()
+    common: dict[str, Any] = {name: getattr(data, name) for name in ("test_fraction", "test_rows", "validation")}
+    common["seed"] = run.seed
+    if columns.files:
+        if pooled:
+            raise ConfigError(
+                "columns.files: files do not have all columns of every row, which this method needs: leave them out"
+            )
+        from fedloom.data.party_files import from_files
+
+        return from_files(
+            [Path(file) for file in columns.files],
+            id=columns.id or "",
+            label=columns.label or "",
+            aligned=columns.aligned,
+            align=partial(_align, columns),
+            anybody=columns.missing == "files",
+            presence=_presence(
+                run, len(columns.files), columns.id if isinstance(columns.id, str) else (columns.id or ("",))[0]
+            ),
+            **common,
+        )
+    if columns.manifest:
+        from fedloom.data.manifest import manifest
+
+        presence = _presence(run, columns.number() or 0, "sample_id")
+        aligned = None if pooled else columns.aligned
+        return manifest(Path(columns.manifest), aligned=aligned, size=columns.image_size, presence=presence, **common)
+    root = files.root or data.root
+    return simulate(
+        files.set or data.name,
+        parties=data.clients,
+        root=Path(root) if root else None,
+        aligned=columns.aligned or ALIGNED,
+        everything=pooled,
+        options=data.columns,
+        presence=_presence(run, data.clients, "row"),
+        **{name: getattr(columns, name) for name in SPLIT_SETTINGS},
+        **common,
+    )
+
+
+def _presence(run: RunConfig, parties: int, key: str) -> RowPresence | None:
+    """Which rows the parties have; None if all have all, or the files tell.
+
+    Raises:
+        ConfigError, DataError: a probability for each of other parties, or an invalid file of presence.
+    """
+    columns = run.columns
+    if not columns.incomplete or columns.missing == "files":
+        return None
+    if columns.presence:
+        return RowPresence(listed=read_presence(Path(columns.presence), key, parties))
+    test = columns.missing if columns.missing_test is None else columns.missing_test
+    shares = [value if isinstance(value, tuple) else (value,) * parties for value in (columns.missing, test)]
+    for name, each in zip(("missing", "missing_test"), shares, strict=True):
+        if len(each) != parties:
+            raise ConfigError(f"columns.{name}: one value, or one for each of {parties} parties, not {len(each)}")
+    seed = run.seed if columns.missing_seed is None else columns.missing_seed
+    return RowPresence(seed, shares[0], shares[1])
+
+
+def _align(columns: ColumnsConfig, ids: Sequence[Sequence[str | int]]) -> list[np.ndarray]:
+    from fedloom.data.alignment import align
+
+    stems = [Path(file).stem for file in columns.files]
+    names = stems if len(set(stems)) == len(stems) else columns.files
+    if columns.missing == "files":  # pair by pair
+        names = ["the active party", "another party"]
+    found = align(ids, backend=columns.backend, names=names, local=range(len(ids)))
+    for sentence in found.learned:
+        logging.getLogger("fedloom").info("alignment: %s", sentence)
+    return list(found.aligned)

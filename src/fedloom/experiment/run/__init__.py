@@ -1,0 +1,1 @@
+"""Runs a plan: rounds, evaluation, records, checkpoints, results."""

@@ -1,0 +1,286 @@
+"""Compares several methods and seeds on identical splits, by paired differences."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.statistics import confidence_interval
+from fedloom.experiment.config.run import Experiment, RunConfig
+from fedloom.experiment.run.execute import RunResult, Status, execute
+from fedloom.experiment.run.lockstep import execute_lots
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.run.record import write_json
+from fedloom.experiment.run.result import (
+    ComparedRun,
+    Comparison,
+    MethodSummary,
+    NetworkGain,
+    PairedDifference,
+    RunSummary,
+    SeedSpread,
+    SoloOverSeeds,
+    Spread,
+    Traffic,
+)
+
+SAME = ("dataset", "clients", "public_sha256", "test_sha256")
+"""Keys of `result.json` in which runs of one seed must agree to be paired."""
+
+
+def folder_name(run: RunConfig) -> str:
+    """A run's folder within a comparison: `fedal-seed0`."""
+    return f"{run.label}-seed{run.seed}".replace("/", "_")
+
+
+def execute_all(
+    experiment: Experiment,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    progress: Callable[[Status], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    execute: Callable[..., RunResult] = execute,
+) -> dict[str, Any]:
+    """Execute all runs of a comparison and write `comparison.json`; returns its content.
+
+    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run.
+
+    Raises:
+        ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
+    """
+    runs = experiment.runs()
+    methods = [run.resolve()[0] for run in runs]
+    _check_one_setting({method.name: method.setting for method in methods})
+    names = [folder_name(run) for run in runs]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ConfigError(f"two runs are called {twice[0]!r}: give each entry in [compare] methods its own name")
+    folders = [folder / name if folder else None for name in names]
+    results = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
+    content = summarize(experiment.title, results)
+    if folder is not None:
+        write_json(folder / "comparison.json", content)
+    return content
+
+
+def summarize(title: str, results: Sequence[RunResult]) -> dict[str, Any]:
+    """The content of `comparison.json`, given finished runs: see `compare`."""
+    summaries = [RunSummary(**result.summary) for result in results]
+    return compare(title, summaries, [result.folder for result in results]).content()
+
+
+def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path | None]) -> Comparison:
+    """Average each method over its seeds, and compare each with the first by paired differences.
+
+    The main metric is the accuracy on own rows in the first evaluation mode that all runs have, otherwise on the global
+    test set; in the vertical setting, the accuracy of the joint prediction.
+
+    Args:
+        title: of the comparison.
+        summaries: of the runs; those of one seed must be on the same data.
+        folders: of the runs.
+
+    Raises:
+        ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some methods are
+            horizontal, others vertical; or only some runs have unseen clients.
+    """
+    _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
+    for seed in {s.seed for s in summaries}:
+        of_seed = [s for s in summaries if s.seed == seed]
+        for key in SAME:
+            values = {str(getattr(s, key)) for s in of_seed if getattr(s, key) is not None}
+            if len(values) > 1:
+                raise ConfigError(f"runs of seed {seed} cannot be compared: {key} is {' and '.join(sorted(values))}")
+        unseen = sorted({tuple(s.unseen) for s in of_seed})
+        if len(unseen) > 1:
+            those = " and ".join(", ".join(map(str, clients)) or "none" for clients in unseen)
+            raise ConfigError(f"runs of seed {seed} cannot be compared: the unseen clients are {those}")
+    if len({bool(s.unseen) for s in summaries}) > 1:
+        raise ConfigError("runs cannot be compared: some have unseen clients, others none")
+    groups: dict[str, list[RunSummary]] = {}
+    for s in summaries:
+        groups.setdefault(s.name, []).append(s)
+    reference, *others = groups
+    main, *further = shared_metrics(summaries)
+    baseline = next((name for name, group in groups.items() if group[0].method == "local"), reference)
+
+    def differences(metric: str) -> list[PairedDifference]:
+        return [_difference(groups[reference], groups[name], metric) for name in others]
+
+    return Comparison(
+        title=title,
+        reference=reference,
+        methods=[_method(name, group, main, groups[baseline]) for name, group in groups.items()],
+        gains_over=baseline,
+        unseen={str(s.seed): s.unseen for s in summaries if s.unseen},
+        metric=main,
+        differences=differences(main),
+        further={metric: differences(metric) for metric in further},
+        lower_is_better=[metric for metric in further if _less_is_better(metric)],
+        remarks=remarks(summaries),
+        runs=[
+            ComparedRun(name=s.name, seed=s.seed, folder=folder.name if folder else None)
+            for s, folder in zip(summaries, folders, strict=True)
+        ],
+    )
+
+
+def _check_one_setting(settings: Mapping[str, str]) -> None:
+    """Refuse a mix of horizontal and vertical methods, given the setting of each."""
+    first = {setting: name for name, setting in reversed([*settings.items()])}
+    if len(first) > 1:
+        vertical, horizontal = first["vertical"], first["horizontal"]
+        raise ConfigError(
+            f"{vertical} cannot be compared with {horizontal}: its parties hold different columns and give one "
+            "answer together, those of the other hold different rows and answer one by one; compare methods of one kind"
+        )
+
+
+def remarks(summaries: Sequence[RunSummary]) -> list[str]:
+    """Warnings: results on validation rows, and runs of one method and seed that have different pretrained models."""
+    made = []
+    if shares := sorted({s.validation for s in summaries if s.validation}):
+        share = " and ".join(f"{100 * share:g} %" for share in shares)
+        made.append(f"measured on validation rows, {share} of the training rows, and not on the test rows")
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    for s in summaries:
+        own = s.pretrained
+        model = f"{own.model or 'one'} ({own.digest[:12]})" if own else "none"
+        found.setdefault((s.method, s.seed), {})[own.digest if own else ""] = model
+    made += [
+        f"runs of {method} with seed {seed} have different pretrained models at the server: {', '.join(each.values())}"
+        for (method, seed), each in found.items()
+        if len(each) > 1
+    ]
+    return made
+
+
+def _less_is_better(metric: str) -> bool:
+    return metric in SCORES and SCORES[metric].lower
+
+
+def shared_metrics(summaries: Sequence[RunSummary]) -> list[str]:
+    """The metrics that all runs have, the main one first."""
+    found = [metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)]
+    if OWN not in found and any(OWN in s.compared for s in summaries):  # evaluation modes are on other rows
+        return [GLOBAL]
+    main = GLOBAL if found[0] == OWN else found[0]
+    return [main, *(metric for metric in found if metric != main)]
+
+
+def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequence[RunSummary]) -> MethodSummary:
+    """The summary of one method over its seeds; `baseline`: runs that gains are computed over."""
+    first = group[0]
+    found = {metric: _over_seeds([s.compared[metric] for s in group]) for metric in shared_metrics(group)}
+    return MethodSummary(
+        name=name,
+        method=first.method,
+        preset=first.preset,
+        seeds=[s.seed for s in group],
+        accuracy=found[GLOBAL],
+        own_accuracy=found.get(OWN),
+        scores=found if first.scores else {},
+        alone=_alone(group),
+        eval_modes={
+            eval_mode: found[f"{OWN} {eval_mode}"] for eval_mode in first.eval_modes if f"{OWN} {eval_mode}" in found
+        },
+        networks=network_means(group, main, baseline),
+        chance=_mean([s.chance for s in group]),
+        own_chance=_mean_if_all([s.own_chance for s in group]),
+        own_chances=_own_chances(group),
+        bytes=Traffic(**{name: _mean([getattr(s.bytes, name) for s in group]) for name in Traffic.model_fields}),
+        seconds=_mean([s.seconds["total"] for s in group]),
+        failures=sum(s.failures for s in group),
+    )
+
+
+def network_means(
+    group: Sequence[RunSummary], metric: str, baseline: Sequence[RunSummary] = ()
+) -> dict[str, NetworkGain]:
+    """The mean of a metric over the clients of each network or black box in all seeds, and its gain over the same
+    clients and seeds of `baseline`, where these have the same network. Empty for one network or a joint prediction."""
+    values, before = _by_model(group, metric), _by_model(baseline, metric)
+    found = {}
+    for name, each in sorted(values.items()):
+        gains = [value - before[name][key] for key, value in each.items() if key in before.get(name, {})]
+        found[name] = NetworkGain(clients=len(each), mean=_mean([*each.values()]), gain=_mean(gains) if gains else None)
+    return found if len(found) > 1 else {}
+
+
+def _by_model(group: Sequence[RunSummary], metric: str) -> dict[str, dict[tuple[int, int], float]]:
+    """A metric by the client's network, then by seed and client. Unseen clients count only in metrics over them."""
+    each: dict[str, dict[tuple[int, int], float]] = {}
+    for s in group:
+        if s.scores or not s.architectures:
+            return {}
+        found = s.compared[metric]
+        clients = range(s.clients) if found.clients is None else found.clients
+        for i, value in zip(clients, found.per_client, strict=True):
+            if found.clients is not None or i not in s.unseen:
+                each.setdefault(s.architectures[i], {})[s.seed, i] = value
+    return each
+
+
+def _own_chances(group: Sequence[RunSummary]) -> dict[str, float]:
+    """The chance level over unseen, and over training clients; without those that a seed lacks."""
+    means = {key: _mean_if_all([s.own_chances.get(key) for s in group]) for key in group[0].own_chances}
+    return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def _alone(group: Sequence[RunSummary]) -> dict[str, SoloOverSeeds]:
+    """The accuracy of parties that predict alone, in each evaluation mode."""
+    found = {}
+    for eval_mode in group[0].alone:
+        test = [s.alone[eval_mode].test for s in group]
+        own = [one for s in group if (one := s.alone[eval_mode].own) is not None]
+        found[eval_mode] = SoloOverSeeds(
+            test=_over_seeds(test), own=_over_seeds(own) if len(own) == len(test) else None
+        )
+    return found
+
+
+def _over_seeds(found: Sequence[Spread]) -> SeedSpread:
+    """A metric over seeds."""
+    means = [one.mean for one in found]
+    return SeedSpread(
+        mean=_mean(means), std_over_seeds=_deviation(means), std_over_clients=_mean([one.std for one in found])
+    )
+
+
+def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric: str) -> PairedDifference:
+    """First minus other, per seed and per client."""
+    by_seed = {s.seed: s.compared[metric] for s in other}
+    pairs = [(s.compared[metric], by_seed[s.seed]) for s in first if s.seed in by_seed]
+    per_seed = [a.mean - b.mean for a, b in pairs]
+    per_client = [x - y for a, b in pairs for x, y in zip(a.per_client, b.per_client, strict=True)]
+    sign = -1 if _less_is_better(metric) else 1
+    ends = confidence_interval(per_seed, SCORES[metric].largest if metric in SCORES else 1.0)
+    return PairedDifference(
+        first=first[0].name,
+        other=other[0].name,
+        mean=_mean(per_seed) if per_seed else None,
+        std_over_seeds=_deviation(per_seed),
+        std_over_clients=float(np.std(per_client)) if per_client else None,
+        clients_better=int(np.sum(np.array(per_client) * sign > 0)),
+        clients=len(per_client),
+        per_seed=per_seed,
+        interval=None if ends is None else [*ends],
+    )
+
+
+def _mean(values: Sequence[Any]) -> float:
+    return float(np.mean(values))
+
+
+def _mean_if_all(values: Sequence[float | None]) -> float | None:
+    """The mean; None if a value is missing."""
+    known = [value for value in values if value is not None]
+    return _mean(known) if len(known) == len(values) else None
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """Sample standard deviation; None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -1,0 +1,122 @@
+"""Starts the engine that `[engine]` names, or that `auto` picks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedloom.core.engine import Account
+from fedloom.core.errors import ConfigError, EngineError
+from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine, ObservedEngine
+from fedloom.experiment.config.run import EngineConfig, RunConfig
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.run_plan import RunPlan
+
+
+def start(plan: RunPlan) -> Engine:
+    """Start the engine of a run without nodes. The caller closes it.
+
+    Raises:
+        ConfigError, EngineError: the engine cannot run here.
+    """
+    run, cfg = plan.run, plan.run.engine
+    check(cfg)
+    if cfg.name == "net":
+        raise EngineError("the net engine needs nodes: start the run with fedloom.run() or the command fedloom run")
+    common = {"seed": run.seed, "faults": run.faults}
+    memory = None if cfg.memory_mb is None else cfg.memory_mb * 10**6
+    parties = (make() for make in plan.clients)
+    if run.evaluate.leaks and plan.method.setting == "horizontal":
+        if cfg.name not in ("auto", "local") or cfg.workers > 1:
+            raise ConfigError(
+                f"evaluate.leaks reads every message in one process, not with the engine {cfg.name} and {cfg.workers} "
+                "workers: set engine.name = local and engine.workers = 1"
+            )
+        return ObservedEngine(parties, memory=memory, **common)
+    if cfg.name == "isolated":
+        return IsolatedEngine(plan.clients, **common)  # type: ignore[arg-type]
+    if cfg.name == "ray":
+        from fedloom.engines.ray import RayEngine
+
+        return RayEngine(
+            plan.clients,
+            ids=range(len(plan.clients)),
+            workers=cfg.workers,
+            address=cfg.address,
+            gpus=cfg.gpus_per_worker,
+            memory=memory,
+            **common,  # type: ignore[arg-type]
+        )
+    if cfg.workers > 1:
+        from fedloom.engines.workers import WorkersEngine
+
+        return WorkersEngine(parties, workers=cfg.workers, memory=memory, **common)  # type: ignore[arg-type]
+    if cfg.name == "batched" or (cfg.name == "auto" and memory is None):
+        everything = cfg.name == "batched"
+        return BatchedEngine(parties, chunk_size=cfg.chunk_size, everything=everything, **common)  # type: ignore[arg-type]
+    return LocalEngine(parties, memory=memory, **common)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where the parties of a run are, and what the coordinator adds to the config.
+
+    Attributes:
+        start: starts the engine of a plan, see `start`.
+        files: the coordinator's private data; None where all parties are on this machine.
+        secret: seeds the noise of colocated parties, see `ClientContext`; None for the run's seed alone.
+    """
+
+    start: Callable[[RunPlan], Engine] = start
+    files: PrivateData | None = None
+    secret: int | None = None
+
+
+def local_backend(run: RunConfig, folder: Path | None = None, *, resume: bool, stop: Callable[[], bool]) -> Backend:
+    """The backend of all engines but `net`; arguments as in `execute`."""
+    return Backend()
+
+
+def account(engine: Engine, cfg: EngineConfig) -> Account:
+    """Where the parties run, with a remark if `auto` picked the engine."""
+    used = engine.account()
+    return replace(used, remarks=("picked by auto", *used.remarks)) if cfg.name == "auto" else used
+
+
+def check(cfg: EngineConfig) -> None:
+    """Refuse contradictory settings.
+
+    Raises:
+        ConfigError: two settings contradict each other.
+    """
+    one_process = {
+        "batched": "it runs many parties at once in one process",
+        "isolated": "it checks a method page in one process",
+        "net": "each party runs at its own node",
+    }
+    if cfg.name in one_process and cfg.workers > 1:
+        raise ConfigError(
+            f"the {cfg.name} engine takes one worker, not {cfg.workers}: {one_process[cfg.name]}. "
+            "Leave workers out, or use engine.name = local"
+        )
+    if cfg.name in ("local", "auto") and cfg.workers > 1 and cfg.device != "cpu":
+        raise ConfigError(
+            f"workers run on the CPU, not on {cfg.device!r}: use the engine batched with one worker, or ray with "
+            "gpus_per_worker"
+        )
+    if cfg.name == "ray" and cfg.device != "cpu":
+        raise ConfigError(
+            f"the ray engine assigns devices itself, not {cfg.device!r}: set gpus_per_worker, such as 0.25"
+        )
+    if cfg.name in ("isolated", "net") and cfg.device != "cpu":
+        raise ConfigError(f"the {cfg.name} engine runs on the CPU only, not on {cfg.device!r}: leave device out")
+    for name, engines in (
+        ("address", ("ray",)),
+        ("federation", ("net",)),
+        ("gpus_per_worker", ("ray",)),
+        ("chunk_size", ("batched", "auto")),
+        ("memory_mb", ("local", "auto", "ray")),
+    ):
+        if getattr(cfg, name) and cfg.name not in engines:
+            raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {cfg.name}: leave it out")
+    if cfg.memory_mb is not None and cfg.device != "cpu":
+        raise ConfigError(f"memory_mb limits state in main memory: leave it out on the device {cfg.device!r}")

@@ -1,0 +1,378 @@
+"""A run in progress: its rounds, the metrics between them, and its checkpoints."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, EngineError, MethodError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree
+from fedloom.core.objects import described
+from fedloom.engines import Engine, Lost
+from fedloom.engines.memory import Spool
+from fedloom.experiment.config import run as config
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.node_party import config_sha256
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import checkpoint
+from fedloom.experiment.run.engine import account
+from fedloom.experiment.run.evaluate import RESERVED, PartiesMissing
+from fedloom.experiment.run.live import Live, Stopped
+from fedloom.experiment.run.mistakes import check_replies, warnings
+from fedloom.experiment.run.privacy import privacy_notes
+from fedloom.experiment.run.record import Record, environment, refuse_extension, write_json
+from fedloom.experiment.run.summary import partition, summarize, traffic
+from fedloom.experiment.run.trained import TrainedModels
+
+_log = logging.getLogger("fedloom")
+MILESTONES = 20
+"""Number of evenly spaced checkpoints, if saving is quick."""
+SAVE_INTERVAL = 60.0
+"""Seconds after which a run is also saved between these."""
+SAVE_RATIO = 20
+"""Minimum ratio of the time between two saves to the time of one."""
+LOAD_CHUNK = 256
+"""Number of states read from a checkpoint at a time."""
+MAX_LOST = 5
+"""Number of losses of machines in one round after which the run fails."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Progress of a run after a round.
+
+    Attributes:
+        round: completed rounds, of `rounds`.
+        iteration: completed local steps of a client.
+        metric: the method's main metric: accuracy on the global test set, or in an evaluation mode on own rows.
+        accuracy: its mean over clients at the last evaluation.
+        failures: calls without a usable reply so far.
+        milestone: whether this is one of about twenty evenly spaced rounds.
+        where: engine, workers and device, as text.
+    """
+
+    run: RunConfig
+    round: int
+    rounds: int
+    iteration: int
+    metric: str
+    accuracy: float
+    failures: int
+    milestone: bool
+    where: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        summary: the content of `result.json`.
+        metrics: rows of (round, iteration, stage, party, metric, value).
+        folder: the run folder; None if nothing was written.
+        trained: the trained networks, if they were kept.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[list[Any]]
+    folder: Path | None
+    trained: TrainedModels | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over clients of the final accuracy on the global test set."""
+        return float(self.summary["accuracy"]["mean"])
+
+
+class Session:
+    """A run in progress: its plan, engine, record and folder."""
+
+    def __init__(self, plan: RunPlan, engine: Engine, folder: Path | None) -> None:
+        self.plan = plan
+        self.engine = engine
+        self.folder = folder
+        self.coordinator = plan.setting.server_name(plan)
+        graph = None if plan.graph is None else dict(enumerate(plan.graph))
+        self.fed = Federation(
+            engine,
+            seed=plan.run.seed,
+            coordinator=self.coordinator,
+            graph=graph,
+            param_shapes=plan.param_shapes,
+            colocated=plan.colocated,
+        )
+        self.record = Record()
+        self.done = 0
+        self.main = plan.setting.main_metric(plan)
+        self.accuracy = float("nan")
+        self.where = account(engine, plan.run.engine)
+        self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
+        engine.changed = self.live.touch
+        self._snapshot: tuple[Any, ...] = ()
+        self._warned: set[tuple[str, int]] = set()
+        self._last_save, self._save_seconds = perf_counter(), 0.0
+
+    def begin(self, resume: bool) -> None:
+        """Start the run; with `resume`, continue from the newest checkpoint of its folder."""
+        self._open(resume)
+        if not self.engine.durable:
+            self._snapshot = self._take_snapshot()
+
+    def _open(self, resume: bool) -> None:
+        """Create the folder, or load its newest checkpoint."""
+        if self.folder is None:
+            return
+        saved = None
+        if resume:
+            refuse_extension(self.folder, self.plan.rounds)
+            saved, problems = checkpoint.newest(self.folder / "checkpoints", fingerprint(self.plan))
+            for problem in problems:
+                _log.warning("%s; using the checkpoint before it", problem)
+        if saved:
+            self.done, states, records = saved
+            self.record.load(records, self.fed)
+            self._load(states)
+            self._restore()
+            self.engine.saved(self.done)
+            last = [r[-1] for r in self.record.metrics if r[4] == f"{self.main} mean"]
+            self.accuracy = last[-1] if last else self.accuracy
+            return
+        if resume:
+            self._restore()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = config.toml(self.plan.run)
+        checkpoint.write_atomically(self.folder / "config.toml", text.encode())
+        write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
+        if objects := self._objects(text):
+            write_json(self.folder / "objects.json", objects)
+        neighbours = {} if self.plan.graph is None else {"neighbours": self.plan.graph}
+        owners = [self.engine.owner(i) for i in self.engine.ids]
+        known = {"owners": owners} if any(owners) else {}
+        write_json(self.folder / "partition.json", {**partition(self.plan), **neighbours, **known})
+
+    def go(self, progress: Callable[[Status], None], stop: Callable[[], bool], keep_models: bool = False) -> RunResult:
+        """Run the remaining rounds and return the result, with the trained networks if `keep_models`."""
+        plan = self.plan
+        points = _evenly(plan.run.evaluate.points or 100, plan.rounds)
+        milestones = _evenly(MILESTONES, plan.rounds)
+        step = plan.cfg.iterations_per_round
+        if self.done == 0:
+            self._with_recovery(lambda: self._evaluate(0, 0, "start"))
+        for t in range(self.done, plan.rounds):
+            self._with_recovery(partial(self._round, t, step, evaluate=t + 1 in points))
+            self.done = t + 1
+            if self.done == plan.rounds or self._should_save(self.done in milestones):
+                self._save()
+            self.live.show(self.done)
+            progress(
+                Status(
+                    plan.run,
+                    self.done,
+                    plan.rounds,
+                    self.done * step,
+                    self.main,
+                    self.accuracy,
+                    len(self.fed.failures),
+                    self.done in milestones,
+                    str(self.where),
+                )
+            )
+            if self.done < plan.rounds and stop():
+                self._save()
+                raise Stopped(self.done, self.folder)
+        self.where = account(self.engine, plan.run.engine)
+        mistakes = warnings(plan, self.fed, self._final_states)
+        for text in mistakes:
+            _log.warning("%s", text)
+        leaks = plan.setting.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
+        summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks)
+        if self.folder is not None:
+            self.record.write(self.folder, self.fed)
+            write_json(self.folder / "result.json", summary)
+        trained = TrainedModels(plan, self._final_states()) if keep_models else None
+        return RunResult(summary, self.record.metrics, self.folder, trained)
+
+    def _objects(self, text: str) -> dict[str, Any]:
+        """The description of each object that the config names, with the parameter counts of networks."""
+        found = described(text)
+        for name, context in zip(self.plan.architectures, self.plan.contexts, strict=True):
+            if name in found and "parameters" not in found[name] and context.network is not None:
+                found[name]["parameters"] = sum(p.numel() for p in context.build().parameters())
+        return found
+
+    def _with_recovery(self, work: Callable[[], None]) -> None:
+        """Run one round. If a machine is lost, restore the state before the round and repeat it."""
+        losses = 0
+        while True:
+            try:
+                if losses:
+                    states, ledger, metrics, mixing, failures, self.accuracy = self._snapshot
+                    self._load(states)
+                    self.fed.ledger.rollback(ledger)
+                    del self.record.metrics[metrics:], self.record.mixing[mixing:], self.fed.failures[failures:]
+                work()
+                if not self.engine.durable:
+                    self._snapshot = self._take_snapshot()
+                return
+            except Lost as error:
+                losses += 1
+                if losses == MAX_LOST:
+                    raise EngineError(
+                        f"round {self.done + 1} lost its machines {MAX_LOST} times ({error}): if memory ran out, "
+                        "use fewer workers per machine; then add --resume"
+                    ) from None
+                _log.warning("%s; repeating round %d", error, self.done + 1)
+
+    def _final_states(self) -> Mapping[str, Tree]:
+        """The state of each party after the last round, by name."""
+        return self._snapshot[0] if self._snapshot else self._states()
+
+    def _digests(self) -> dict[str, str]:
+        """Digest of every party's state after the last round, in the order of `_states`."""
+        if self._snapshot:
+            return {party: message.digest(state) for party, state in self._snapshot[0].items()}
+        own = {self.coordinator: message.digest(self.plan.server.state())} if self.plan.server else {}
+        return {**own, **{self.engine.name(i): digest for i, digest in sorted(self.engine.digests().items())}}
+
+    def _take_snapshot(self) -> tuple[Any, ...]:
+        """A copy of everything that a round changes, to repeat it."""
+        states: Mapping[str, Tree] = self._states()
+        if self.plan.run.engine.memory_mb is not None:
+            states = Spool(states)
+        else:
+            states = {party: message.map_tensors(torch.Tensor.clone, state) for party, state in states.items()}
+        counts = len(self.record.metrics), len(self.record.mixing), len(self.fed.failures)
+        return states, self.fed.ledger.mark(), *counts, self.accuracy
+
+    def _round(self, t: int, step: int, evaluate: bool) -> None:
+        self.fed.round, failures = t, len(self.fed.failures)
+        clock = perf_counter()
+        stage = ""
+        plan, clients = self.plan, self.plan.run.churn.present(self.plan.training, t)
+        for stage in plan.method.round(self.fed, plan.server, clients, plan.cfg, t):
+            if not isinstance(stage, str):
+                raise MethodError(
+                    f"round {t} of {plan.method.name} yielded {stage!r}: yield the stage's name, as in yield 'train'"
+                )
+            self.record.spend(stage, perf_counter() - clock)
+            check_replies(plan, self.fed, failures)
+            if evaluate:
+                self._evaluate(t + 1, (t + 1) * step, stage)
+            clock = perf_counter()
+        check_replies(plan, self.fed, failures)
+        self._record_notes(t + 1, (t + 1) * step, stage, evaluate)
+
+    def _should_save(self, milestone: bool) -> bool:
+        since = perf_counter() - self._last_save
+        return (milestone or since > SAVE_INTERVAL) and since > SAVE_RATIO * self._save_seconds
+
+    def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
+        """Record the notes of this round: the server's, means over clients, each client's on privacy, and mixing
+        weights."""
+        privacy = privacy_notes(self.plan.cfg)
+        if self.plan.server is not None:
+            for name, value in self.plan.server.take_notes().items():
+                if not isinstance(value, list) and name not in privacy:
+                    self.record.add_metric(round, iteration, stage, name, value, self.coordinator)
+        values_by_note: dict[str, list[float]] = {}
+        for party, notes in self.engine.notes().items():
+            for name, value in notes.items():
+                if name.startswith(RESERVED) or (
+                    name == "mixing" and not (isinstance(value, list) and len(value) == len(self.engine.ids))
+                ):
+                    self._warn_ignored(name, party)
+                elif name in privacy and not isinstance(value, list):
+                    self.record.add_metric(round, iteration, stage, name, value, self.engine.name(party))
+                elif not isinstance(value, list):
+                    values_by_note.setdefault(name, []).append(value)
+                    self._warn(name, value, party)
+                elif name == "mixing" and evaluate:
+                    self.record.mix(round, self.engine.name(party), value)
+        for name, values in values_by_note.items():
+            self.record.add_metric(round, iteration, stage, name, float(np.mean(values)))
+
+    def _warn_ignored(self, note: str, party: int) -> None:
+        """Warn once per party that a note is ignored."""
+        if ("", party) not in self._warned:
+            self._warned.add(("", party))
+            why = "it must have one weight per party" if note == "mixing" else "a metric of the run has this name"
+            _log.warning("round %d: ignored note %r of %s: %s", self.done + 1, note, self.engine.name(party), why)
+
+    def _warn(self, note: str, value: float, party: int) -> None:
+        """Show the method's warning for a positive note, once per party and note."""
+        text = self.plan.cfg.warnings.get(note)
+        if text and value > 0 and (note, party) not in self._warned:
+            self._warned.add((note, party))
+            _log.warning("round %d, %s %s: %s", self.done + 1, self.engine.name(party), note, text)
+
+    def _evaluate(self, round: int, iteration: int, stage: str) -> None:
+        clock = perf_counter()
+        try:
+            metrics = [*self.plan.setting.evaluate(self.plan, self.engine, round == self.plan.rounds)]
+        except PartiesMissing as error:
+            if round in (0, self.plan.rounds):  # the result needs both
+                raise EngineError(
+                    f"{error}, but the result needs the metrics after round {round}: restart it, then add --resume"
+                ) from None
+            _log.warning("round %d, %s: not evaluated: %s", round, stage, error)
+            return
+        for metric, value, party in metrics:
+            self.record.add_metric(round, iteration, stage, metric, value, party)
+            if metric == f"{self.main} mean":
+                self.accuracy = value
+        for direction, count in traffic(self.fed).items():
+            self.record.add_metric(round, iteration, stage, f"bytes {direction}", count)
+        self.record.spend("evaluate", perf_counter() - clock)
+
+    def _states(self) -> dict[str, dict[str, Tree]]:
+        """States by party name, the server's first, then by number; without parties that keep their own state."""
+        own = {self.coordinator: self.plan.server.state()} if self.plan.server else {}
+        return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
+
+    def _load(self, states: Mapping[str, Any]) -> None:
+        if states.keys() != self._states().keys():
+            raise CheckpointError("the parties in the checkpoint are not those of this run: choose another --out")
+        if self.plan.server is not None:
+            self.plan.server.load(states[self.coordinator])
+        ids = [i for i in self.engine.ids if self.engine.name(i) in states]
+        for start in range(0, len(ids), LOAD_CHUNK):
+            self.engine.load({i: states[self.engine.name(i)] for i in ids[start : start + LOAD_CHUNK]})
+
+    def _restore(self) -> None:
+        """Tell remote parties, which keep their own state, the round to continue after."""
+        if self.engine.remote:
+            self.engine.restore(self.done)
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        clock = perf_counter()
+        states = self._snapshot[0] if self._snapshot else self._states()
+        folder, records = self.folder / "checkpoints", self.record.state(self.fed)
+        checkpoint.save(folder, self.done, fingerprint(self.plan), states, records)
+        self.engine.saved(self.done)
+        self.record.write(self.folder, self.fed)
+        self._last_save = perf_counter()
+        self._save_seconds = self._last_save - clock
+        self.record.spend("save", self._save_seconds)
+
+
+def _evenly(points: int, rounds: int) -> set[int]:
+    """At most `points` evenly spaced round numbers, the last one included."""
+    points = min(points, rounds)
+    return {round(rounds * k / points) for k in range(1, points + 1)}
+
+
+def fingerprint(plan: RunPlan) -> str:
+    """SHA-256 of everything that affects results. A checkpoint is loaded only by a run with the same fingerprint."""
+    inputs = f"{plan.method.name}\n{plan.data.digest}\n{plan.graph}\n{plan.pretrained}"
+    return hashlib.sha256(f"{config_sha256(plan.run, plan.cfg)}\n{inputs}".encode()).hexdigest()
