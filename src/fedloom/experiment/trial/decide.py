@@ -1,14 +1,18 @@
-"""Decisions from repeated splits: whether an owner gains by federating, with intervals that do not overstate it.
+"""Decisions: join, stay alone, no difference, or undecided.
 
-The splits of one table share rows, so their differences are not independent: the ordinary variance of their mean is too
-small. The corrected resampled t statistic replaces 1/R by 1/R + n_test / n_train (C. Nadeau and Y. Bengio, "Inference
-for the Generalization Error", Machine Learning 52, 2003). With several owners some would seem to gain by chance, so
-decisions control the false discovery rate (Y. Benjamini and Y. Hochberg, JRSS B 57, 1995): of the owners that are
-advised to join, a share of at most `ALPHA` is expected to gain nothing.
+An owner's own rows give one-sided p-values, adjusted over owners by Y. Benjamini and Y. Hochberg's procedure (JRSS B
+57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own rows lean the
+same way, as one owner may differ from all others. The first that holds:
 
-Joining has a price, so it needs an owner's own evidence. Staying alone has none, and a federation exists only if others
-join: an owner whose own rows leave it open stays alone if the mean gain over all owners is below the smallest
-worthwhile gain.
+    same        |gain| < worth is shown by own rows, or has probability 0.975
+    join        gain > 0 is shown by own rows
+    alone       gain < worth is shown by own rows
+    join        by all: P(gain > 0) ≥ 0.975, P(gain > worth) ≥ 0.8, and own p(gain ≤ 0) ≤ 0.25
+    alone       by all: P(gain < worth) ≥ 0.975, and own p(gain ≥ worth) ≤ 0.25
+    undecided   otherwise
+
+With fewer than `FEWEST` units of a class nothing is said. Two owners have no others to learn from, so their own rows
+decide alone.
 """
 
 import math
@@ -18,141 +22,121 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-Decision: TypeAlias = Literal["join", "alone", "undecided"]
+from fedloom.experiment.trial.evidence import Evidence, standard_errors
+from fedloom.experiment.trial.sharing import share
+
+Decision: TypeAlias = Literal["join", "alone", "same", "undecided", "too few"]
 ALPHA = 0.025
-"""One-sided error rate of a decision, see above. Intervals cover 95 %, each on its own."""
+"""One-sided error rate of a decision by own rows. Intervals cover 95 %, each on its own."""
+SURE, WORTHWHILE, LEAN = 0.975, 0.8, 0.25
+"""Probabilities that decide by all owners, and the p-value of own rows that must lean the same way."""
 FEWEST = 3
-"""Splits below which nothing is decided."""
-MOST_SPLITS, MOST_ROWS = 1000, 100.0
-"""Beyond so many splits, or so many times the rows, "more" is no advice."""
+"""Units of a class below which nothing is said."""
+SHARING = 3
+"""Owners below which own rows decide alone."""
+LIKELY = 0.8
+"""The probability from which an undecided owner is said to lean."""
+MOST = 100
+"""Beyond so many times the rows, "more rows" is no advice."""
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A mean paired difference over R splits.
-
-    Attributes:
-        mean: of the R differences, federated minus alone.
-        low, high: the 95 % interval of the corrected resampled t statistic; infinite below `FEWEST` splits.
-        error: its standard error.
-        splits: R.
-        ratio: test rows per training row.
-    """
-
-    mean: float
-    low: float
-    high: float
-    error: float
-    splits: int
-    ratio: float
-
-
-@dataclass(frozen=True)
-class OwnerVerdict:
+class Verdict:
     """The decision for one owner.
 
     Attributes:
-        decision: "join" if the gain is above 0; "alone" if it, or the mean gain over all owners, is below the smallest
-            gain that is worth it.
-        by: whether the owner's own rows decided, or all owners together; "" if undecided.
-        p_join, p_alone: one-sided p-values of the two, adjusted for the number of owners.
-        more_splits: number of splits that would probably decide; None if decided, or if more splits would not.
-        more_rows: number of times as many rows that would probably decide; None if decided, or if beyond `MOST_ROWS`.
+        decision: see the module.
+        by: whether the owner's own rows decided, or all owners together; "" if nothing is decided.
+        gain: the estimate from own rows; nan if it is not known.
+        low, high: its 95 % interval (t).
+        p_gain, p_worth, p_same: P(gain > 0), P(gain > worth) and P(|gain| < worth), given all owners' rows.
+        leaning: for an undecided owner, the decision of probability `LIKELY`; "" if there is none.
+        more_rows: for an undecided owner, rows in all with which the same gain would probably decide; None if there is
+            no realistic number.
     """
 
     decision: Decision
     by: Literal["own", "all", ""]
-    p_join: float
-    p_alone: float
-    more_splits: int | None = None
-    more_rows: float | None = None
+    gain: float
+    low: float
+    high: float
+    p_gain: float
+    p_worth: float
+    p_same: float
+    leaning: str = ""
+    more_rows: int | None = None
 
 
-def gain(differences: Sequence[float], ratio: float) -> Gain:
-    """The mean of paired differences over splits of the same rows, with its corrected interval.
-
-    Args:
-        differences: (R,) federated minus alone; nan where a split could not be scored.
-        ratio: test rows per training row, n_test / n_train.
-    """
-    from scipy import stats  # slow to import
-
-    known = np.asarray(differences, dtype=float)
-    known = known[np.isfinite(known)]
-    count = len(known)
-    mean = float(known.mean()) if count else 0.0
-    if count < FEWEST:
-        return Gain(mean, -math.inf, math.inf, math.inf, count, ratio)
-    error = float(known.std(ddof=1)) * math.sqrt(1 / count + ratio)
-    half = float(stats.t.ppf(1 - ALPHA, count - 1)) * error
-    return Gain(mean, mean - half, mean + half, error, count, ratio)
+NOTHING = Verdict("too few", "", math.nan, -math.inf, math.inf, math.nan, math.nan, math.nan)
 
 
-def tail(value: float, found: Gain) -> float:
-    """The one-sided p-value of a gain above `value`; 1 minus it is that of a gain below."""
-    from scipy import stats
-
-    if found.splits < FEWEST:
-        return 0.5
-    if found.error == 0:
-        return 0.5 if found.mean == value else float(found.mean < value)
-    return float(stats.t.sf((found.mean - value) / found.error, found.splits - 1))
-
-
-def adjusted(p: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's adjusted p-values, in the order of `p`."""
-    found, smallest, order = [0.0] * len(p), 1.0, np.argsort(p, kind="stable")
-    for place in range(len(p), 0, -1):
-        i = int(order[place - 1])
-        smallest = min(smallest, p[i] * len(p) / place)
-        found[i] = smallest
-    return found
-
-
-def decide_owners(gains: Sequence[Gain], worth: float, common: Gain) -> list[OwnerVerdict]:
+def decide(owners: Sequence[Evidence], worth: float) -> list[Verdict]:
     """The verdict for each owner.
 
     Args:
-        gains: of all owners.
-        worth: the smallest gain that is worth federating for, at least 0. At 0, "alone" is decided only if federating
-            harms.
-        common: the mean gain over owners.
+        owners: the evidence of each.
+        worth: the smallest gain that is worth federating for, above 0.
     """
-    joins = adjusted([tail(0.0, one) for one in gains])
-    stays = adjusted([_below(worth, one) for one in gains])
-    nobody = _below(worth, common) <= ALPHA
-    verdicts = []
-    for one, join, alone in zip(gains, joins, stays, strict=True):
-        if join <= ALPHA and one.splits >= FEWEST:
-            verdicts.append(OwnerVerdict("join", "own", join, alone))
-        elif alone <= ALPHA and one.splits >= FEWEST:
-            verdicts.append(OwnerVerdict("alone", "own", join, alone))
-        elif nobody and not one.low > worth:
-            verdicts.append(OwnerVerdict("alone", "all", join, alone))
+    told = [i for i, one in enumerate(owners) if math.isfinite(one.gain) and one.fewest >= FEWEST]
+    verdicts = [NOTHING] * len(owners)
+    if not told:
+        return verdicts
+    from scipy import stats  # slow to import
+
+    used = [owners[i] for i in told]
+    gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in used])
+    errors, freedom = standard_errors(used)
+    not_above = lambda value: stats.t.sf((gains - value) / errors, freedom)  # p of gain <= value
+    not_below = lambda value: stats.t.cdf((gains - value) / errors, freedom)
+    joins, stays = not_above(0.0), not_below(worth)
+    shown = {
+        "same": stats.false_discovery_control(np.maximum(not_above(-worth), not_below(worth))),
+        "join": stats.false_discovery_control(joins),
+        "alone": stats.false_discovery_control(stays),
+    }
+    heavier = errors * np.sqrt(freedom / np.maximum(freedom - 2, 0.5))  # the deviation of the t distribution
+    all_of_them = share(gains, heavier, rows, worth)
+    half = stats.t.ppf(1 - ALPHA, freedom) * errors
+    for j, i in enumerate(told):
+        gain, more, inside = (
+            float(each[j]) for each in (all_of_them.above_zero, all_of_them.above_worth, all_of_them.within_worth)
+        )
+        sharing = len(told) >= SHARING
+        decision: Decision = "undecided"
+        by: Literal["own", "all", ""] = "own"
+        if shown["same"][j] <= ALPHA:
+            decision = "same"
+        elif sharing and inside >= SURE:
+            decision, by = "same", "all"
+        elif shown["join"][j] <= ALPHA:
+            decision = "join"
+        elif shown["alone"][j] <= ALPHA:
+            decision = "alone"
+        elif sharing and gain >= SURE and more >= WORTHWHILE and joins[j] <= LEAN:
+            decision, by = "join", "all"
+        elif sharing and 1 - more >= SURE and stays[j] <= LEAN:
+            decision, by = "alone", "all"
         else:
-            verdicts.append(OwnerVerdict("undecided", "", join, alone, *_more(one, worth)))
+            by = ""
+        open_ = decision == "undecided"
+        verdicts[i] = Verdict(
+            decision, by, float(gains[j]), float(gains[j] - half[j]), float(gains[j] + half[j]), gain, more, inside,
+            _leaning(gain, more, inside) if open_ else "", _rows(used[j], float(errors[j]), worth) if open_ else None,
+        )  # fmt: skip
     return verdicts
 
 
-def _below(worth: float, found: Gain) -> float:
-    """The one-sided p-value of a gain below `worth`."""
-    return 1 - tail(worth, found) if found.splits >= FEWEST else 0.5
+def _leaning(gain: float, more: float, inside: float) -> str:
+    """The decision that is probable: of a worthwhile gain, of none, or of no difference."""
+    for probability, name in ((more, "join"), (inside, "same"), (1 - more, "alone"), (gain, "join")):
+        if probability >= LIKELY:
+            return name
+    return ""
 
 
-def _more(one: Gain, worth: float) -> tuple[int | None, float | None]:
-    """Splits, and else times as many rows, with which a mean and deviation as found would decide."""
-    from scipy import stats
-
-    if one.splits < FEWEST:
-        return 10, None
-    distance = max(one.mean, worth - one.mean)
-    level = 1 - ALPHA
-    deviation = one.error / math.sqrt(1 / one.splits + one.ratio)
-    if distance <= 0 or deviation == 0:
-        return None, None
-    for splits in (*range(one.splits + 1, 60), *range(60, MOST_SPLITS, 20)):
-        if stats.t.ppf(level, splits - 1) * deviation * math.sqrt(1 / splits + one.ratio) < distance:
-            return splits, None
-    # The deviation of a difference falls with the root of the number of test rows.
-    rows = (stats.norm.ppf(level) * deviation * math.sqrt(one.ratio) / distance) ** 2
-    return None, rows if rows <= MOST_ROWS else None
+def _rows(one: Evidence, error: float, worth: float) -> int | None:
+    """Rows with which the estimated gain would be shown to be above 0 or below `worth`: the error falls with the root
+    of their number."""
+    distance = max(one.gain, worth - one.gain)
+    rows = math.ceil(one.rows * max(1.0, (2 * error / distance) ** 2))
+    return None if rows > MOST * one.rows else rows

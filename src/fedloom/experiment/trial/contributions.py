@@ -1,0 +1,112 @@
+"""Scores as means of rows' contributions, so that one variance serves every score.
+
+A score S of n rows is written S - truth ≈ Σ_j u_j, where u_j is the contribution of row j, its influence function
+divided by n. The contributions of a score sum to 0, and those of a difference are the differences. For the AUC they are
+the placements of E. R. DeLong, D. M. DeLong and D. L. Clarke-Pearson (Biometrics 44, 1988).
+
+Higher is better for every score here: losses and errors are negated.
+"""
+
+from typing import Final
+
+import numpy as np
+
+CLASS_SCORES: Final = ("auc", "balanced accuracy", "accuracy", "log loss", "brier")
+"""Scores of probabilities (n, K) of classes."""
+NUMBER_SCORES: Final = ("rmse", "mae", "r2")
+"""Scores of predicted numbers (n,)."""
+LEAST_PROBABILITY: Final = 1e-3
+"""Probabilities below count as this in the log loss, so that one row cannot decide."""
+TINY: Final = 1e-12
+
+
+def contributions(
+    metric: str, y: np.ndarray, predicted: np.ndarray, folds: np.ndarray, priors: np.ndarray | None = None
+) -> tuple[float, np.ndarray]:
+    """The score and the contribution (n,) of each row.
+
+    Args:
+        metric: one of `CLASS_SCORES` or `NUMBER_SCORES`.
+        y: (n,) classes as integers, or numbers.
+        predicted: (n, K) probabilities, or (n,) numbers, of models that did not see the row.
+        folds: (n,) the fold of each row. Probabilities of different models are not compared, so the AUC is taken within
+            folds.
+        priors: (K,) shares of the classes in training rows; balanced accuracy predicts the class whose probability
+            exceeds its share most. None: the most probable class.
+
+    Returns:
+        A score of nan, and zeros, where the score is not defined, as for the AUC of rows of one class.
+    """
+    if metric == "auc":
+        return _area(y, predicted, folds)
+    if metric == "balanced accuracy":
+        return _balanced(y, (predicted if priors is None else predicted / priors).argmax(1) == y)
+    if metric == "accuracy":
+        return _mean((predicted.argmax(1) == y).astype(float))
+    if metric == "log loss":
+        return _mean(np.log(np.clip(predicted[np.arange(len(y)), y], LEAST_PROBABILITY, 1.0)))
+    if metric == "brier":
+        return _mean(-np.square(predicted - np.eye(predicted.shape[1])[y]).sum(1))
+    if metric == "mae":
+        return _mean(-np.abs(predicted - y))
+    squared = np.square(predicted - y)
+    if metric == "rmse":
+        root = max(float(np.sqrt(squared.mean())), TINY)
+        return -root, (squared.mean() - squared) / (2 * root * len(y))
+    spread = np.square(y - y.mean())
+    whole = max(float(spread.mean()), TINY)
+    share = squared.mean() / whole
+    return 1 - share, (squared.mean() - squared + share * (spread - whole)) / (whole * len(y))
+
+
+def _mean(values: np.ndarray) -> tuple[float, np.ndarray]:
+    return float(values.mean()), (values - values.mean()) / len(values)
+
+
+def _balanced(y: np.ndarray, right: np.ndarray) -> tuple[float, np.ndarray]:
+    """The mean over classes of the share of their rows that is right."""
+    classes = np.unique(y)
+    total, parts = 0.0, np.zeros(len(y))
+    for k in classes:
+        share, each = _mean(right[y == k].astype(float))
+        total += share / len(classes)
+        parts[y == k] = each / len(classes)
+    return total, parts
+
+
+def _area(y: np.ndarray, predicted: np.ndarray, folds: np.ndarray) -> tuple[float, np.ndarray]:
+    """The mean over classes of the area of class against rest; of two classes both are equal."""
+    classes = (1,) if predicted.shape[1] == 2 else range(predicted.shape[1])
+    areas = [_one_area(y == k, predicted[:, k], folds) for k in classes if 0 < (y == k).sum() < len(y)]
+    areas = [(area, parts) for area, parts in areas if np.isfinite(area)]
+    if not areas:
+        return np.nan, np.zeros(len(y))
+    return float(np.mean([area for area, _ in areas])), np.mean([parts for _, parts in areas], axis=0)
+
+
+def _one_area(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tuple[float, np.ndarray]:
+    """The area over pairs within a fold, and contributions from placements within folds.
+
+    A row of class c whose fold holds m rows of the other class is in m pairs; its placement V is the share of them that
+    it wins. The area is the mean of V over the rows of either class, weighted by m.
+    """
+    placed, pairs = np.zeros(len(values)), np.zeros(len(values))
+    for fold in np.unique(folds):
+        for of_class in (positive, ~positive):
+            here, against = (folds == fold) & of_class, (folds == fold) & ~of_class
+            pairs[here] = against.sum()
+            if pairs[here].any():
+                placed[here] = _won(values[here], values[against], higher=of_class is positive)
+    total = pairs[positive].sum()
+    if not total:
+        return np.nan, np.zeros(len(values))
+    area = float((pairs * placed)[positive].sum() / total)
+    return area, pairs * (placed - area) / total
+
+
+def _won(values: np.ndarray, against: np.ndarray, *, higher: bool) -> np.ndarray:
+    """The share of `against` that each value is above, or below; ties count half."""
+    ordered = np.sort(against)
+    below = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    share = below / (2 * len(against))
+    return share if higher else 1 - share

@@ -1,0 +1,168 @@
+"""What an owner's own rows say about its gain: an estimate, and a standard error that owners help each other to know.
+
+Every row is predicted once in each of C repeats by models that did not see it (C repeats of K-fold cross-fitting; P.
+Bayle, A. Bayle, L. Janson, L. Mackey, "Cross-validation Confidence Intervals for Test Error", NeurIPS 2020). The gain
+is the score of federating minus that of training alone on the same rows, averaged over repeats; for errors of numbers
+it is relative to the error alone. Its variance has two parts:
+
+    rows      the variance of the mean of contributions: see `contributions`
+    repeats   the variance of one repeat, from the folds and from training, divided by C; and as much again times
+              `TRAINING`, because other rows would have given other models
+
+Both are known badly from few rows, so each is shrunk to the mean over owners, with the weight of `PRIOR` units (as G.
+K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004, does for variances of many small samples).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.experiment.trial.contributions import CLASS_SCORES, contributions
+
+PRIOR = 4.0
+"""Units of other owners that count in an owner's variance."""
+TRAINING = 1 / 3
+"""The share of one repeat's variance that more repeats do not remove."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The gain of one owner by its own rows.
+
+    Strata are the classes; there is one for all rows if a score has no classes, or if units have several rows.
+
+    Attributes:
+        gain: the mean over repeats; nan if the score is not defined.
+        alone, federated: the mean scores; errors and losses are negated.
+        strata: (S,) their numbers; -1 for one stratum of all rows.
+        variances: (S,) the variance of one unit's contribution, times the squared number of units.
+        floors: (S,) the least variance that so many rows of all owners could have shown, times that number of rows.
+        units: (S,) number of units: rows, patients, windows of time.
+        freedom: (S,) effective degrees of freedom.
+        between: the variance of one repeat; nan with one repeat.
+        repeats: C.
+        rows: n.
+        fewest: the number of units of the rarest class.
+    """
+
+    gain: float
+    alone: float
+    federated: float
+    strata: np.ndarray
+    variances: np.ndarray
+    floors: np.ndarray
+    units: np.ndarray
+    freedom: np.ndarray
+    between: float
+    repeats: int
+    rows: int
+    fewest: int
+
+
+def evidence(
+    metric: str,
+    y: np.ndarray,
+    alone: np.ndarray,
+    federated: np.ndarray,
+    folds: np.ndarray,
+    *,
+    unit: np.ndarray | None = None,
+    priors: np.ndarray | None = None,
+) -> Evidence:
+    """The evidence of one owner's rows.
+
+    Args:
+        metric: see `contributions`.
+        y: (n,) classes or numbers.
+        alone, federated: (C, n, K) probabilities or (C, n) numbers, of models that did not see the row.
+        folds: (C, n).
+        unit: (n,) rows of one value belong together; None: each row is a unit.
+        priors: (K,) shares of the classes in training rows.
+    """
+    gains, pairs, parts = [], [], np.zeros(len(y))
+    for own, shared, fold in zip(alone, federated, folds, strict=True):
+        one, u_one = contributions(metric, y, own, fold, priors)
+        other, u_other = contributions(metric, y, shared, fold, priors)
+        if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
+            gains.append(1 - other / one)
+            parts += (other / one * u_one - u_other) / one / len(folds)
+        else:
+            gains.append(other - one)
+            parts += (u_other - u_one) / len(folds)
+        pairs.append((one, other))
+    classes = y if metric in CLASS_SCORES else np.zeros(len(y), np.int64)
+    units = np.arange(len(y)) if unit is None else np.unique(unit, return_inverse=True)[1].reshape(-1)
+    floor = {"accuracy": 1.0, "balanced accuracy": 1.0 / len(np.unique(y)) ** 2}.get(metric, 0.0)
+    strata, variances, counts, freedom, fewest = _variances(parts, classes, units)
+    first, second = np.mean(pairs, axis=0)
+    return Evidence(
+        gain=float(np.mean(gains)),
+        alone=float(first),
+        federated=float(second),
+        strata=strata,
+        variances=variances,
+        floors=np.full(len(strata), floor),
+        units=counts,
+        freedom=freedom,
+        between=float(np.var(gains, ddof=1)) if len(gains) > 1 else np.nan,
+        repeats=len(gains),
+        rows=len(y),
+        fewest=fewest,
+    )
+
+
+def _variances(
+    parts: np.ndarray, classes: np.ndarray, units: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Strata, their variances, numbers of units, degrees of freedom; and the units of the rarest class."""
+    names = np.unique(classes)
+    sums, counts, freedom = np.zeros(len(names)), np.zeros(len(names)), np.zeros(len(names))
+    for s, k in enumerate(names):
+        size = np.bincount(units[classes == k])
+        sums[s] = np.square(np.bincount(units, parts * (classes == k))).sum()
+        counts[s] = (size > 0).sum()
+        freedom[s] = max(size.sum() ** 2 / np.square(size).sum() - 1, 0.0)  # units of equal size: their number - 1
+    fewest, number = int(counts.min()), int(units.max()) + 1
+    if number == len(parts):
+        return names, _unbiased(sums, counts), counts, np.minimum(freedom, counts - 1), fewest
+    # Classes of one unit are not independent, so all rows are one stratum; its freedom is Satterthwaite's.
+    one = np.array([float(number)])
+    whole = np.array([np.square(np.bincount(units, parts)).sum()])
+    spread = np.square(sums) / np.maximum(freedom, 0.5)
+    shared = np.array([sums.sum() ** 2 / max(spread.sum(), 1e-30)])
+    return np.array([-1]), _unbiased(whole, one), one, np.minimum(shared, one - 1), fewest
+
+
+def _unbiased(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return sums * np.square(counts) / np.maximum(counts - 1, 1)
+
+
+def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]:
+    """The standard error (N,) of each owner's gain, and its degrees of freedom (N,)."""
+    common = {k: _common(owners, k) for k in {int(k) for one in owners for k in one.strata}}
+    rows, freedom = np.zeros(len(owners)), np.zeros(len(owners))
+    for i, one in enumerate(owners):
+        shared = np.array([common[int(k)] for k in one.strata])
+        shrunk = (PRIOR * shared + one.freedom * one.variances) / (PRIOR + one.freedom) / one.units
+        rows[i] = shrunk.sum()
+        freedom[i] = rows[i] ** 2 / (np.square(shrunk) / (PRIOR + one.freedom)).sum()
+    repeats = np.array([one.repeats for one in owners])
+    between = np.array([one.between for one in owners])
+    known = np.isfinite(between)
+    ratio = between[known].sum() / rows[known].sum() if known.any() else 0.0
+    seen = np.where(known, repeats - 1, 0)
+    training = (seen * np.where(known, between, 0.0) + PRIOR * ratio * rows) / (seen + PRIOR)
+    return np.sqrt(rows + (1 / repeats + TRAINING) * training), freedom
+
+
+def _common(owners: Sequence[Evidence], stratum: int) -> float:
+    """The mean over owners of a unit's variance, by degrees of freedom; at least what no difference in all rows leaves
+    possible (the rule of succession), so that equal predictions of few rows do not count as exact."""
+    values, weights, units, floor = [], [], 0.0, 0.0
+    for one in owners:
+        for s in np.flatnonzero(one.strata == stratum):
+            values.append(one.variances[s])
+            weights.append(max(float(one.freedom[s]), 0.1))
+            units, floor = units + float(one.units[s]), max(floor, float(one.floors[s]))
+    return max(float(np.average(values, weights=weights)), floor / (units + 2), 1e-10)
