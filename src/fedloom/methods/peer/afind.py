@@ -84,7 +84,6 @@ class AfindPeer(Party[AfindConfig]):
     friends: dict[str, Any]
     heard: dict[str, Any]
     choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # lines 3-5, 7, 11 and 14
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""
@@ -161,7 +160,9 @@ class AfindPeer(Party[AfindConfig]):
         robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, self.heard, t, inbox))
         self.heard = {"t": -1}
 
-    # -- evaluation ------------------------------------------------------------------------------------
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:

@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, weighted_mean
+from fedloom.core.page import Federation, Method, Party, Tree, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import held_out, selection
 
@@ -63,7 +63,6 @@ class FedFomoPeer(Party[FedFomoConfig]):
     friends: dict[str, Any]
     heard: dict[str, Any]
     choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
-    give, prepare = steps.give, held_out.prepare
 
     def setup(self) -> None:
         """The initial network; p = 0."""
@@ -91,6 +90,10 @@ class FedFomoPeer(Party[FedFomoConfig]):
         self.began = {k: v.clone() for k, v in steps.shared_weights(self).items()}
         held_out.train_kept(self, steps.local_epochs(self, t))
 
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights."""
+        return {"weights": steps.shared_weights(self)}
+
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
         me = self.context.id
@@ -109,6 +112,10 @@ class FedFomoPeer(Party[FedFomoConfig]):
         steps.note_mixing(self, shares if helps else {me: 1.0})
         self.note("no model lowered the loss", float(not helps))
         self.began, self.heard = {}, {"t": -1}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out rows."""
+        held_out.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 # -- the equations ------------------------------------------------------------------------------------
