@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Tree, weighted_mean
+from fedloom.core.page import Federation, Method, Tree, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import held_out, selection
 
@@ -53,16 +53,13 @@ class FedFomoConfig(selection.SelectionConfig):
 
 
 @final
-class FedFomoPeer(Party[FedFomoConfig]):
+class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     """A peer, its model, p (m,) in `helped`, and its shared weights at the start of the round in `began`."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
     CALLS = ("choose", "strangers", "compare", "reckon", "pick", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
 
     def setup(self) -> None:
         """The initial network; p = 0."""
@@ -141,11 +138,8 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = (
-        selection.links(fed, peers, cfg, t)
-        if cfg.neighbour_selection == "afind"
-        else fed.choose_peers(peers, "pick", now)
-    )
+    afind = cfg.neighbour_selection == "afind"
+    links = selection.links(fed, peers, cfg, t) if afind else fed.choose_peers(peers, "pick", now)
     fed.call(peers, "update", shared=now)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
