@@ -122,7 +122,9 @@ class StudentServer(Party[FensStudentConfig]):
     STATE = ("params", "opt", "exchanged")
     exchanged: bool
 
-    setup = init_aggregator
+    def setup(self) -> None:
+        """The first aggregator."""
+        init_aggregator(self)
 
     def learn(self, replies: Mapping[int, Any]) -> Tensor:
         """Learn f on the own rows; its probabilities (|P|, K) of the public rows."""
