@@ -14,7 +14,7 @@ from fedloom.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from fedloom.experiment.trial import TrialResult
 
-COLORS = {"join": "green", "alone": "yellow", "undecided": "cyan"}
+COLORS = {"join": "green", "same": "blue", "alone": "yellow", "undecided": "cyan", "too few": "cyan"}
 
 
 def trial(
@@ -44,20 +44,27 @@ def trial(
     ] = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Random splits, also of rows that have a time.")] = False,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Such as 90s, 10m or 2h. Default: 10m, or none with --splits.")
+        str | None, typer.Option(metavar="TIME", help="Such as 90s, 10m or 2h. Default: 10m, or none with --repeats.")
     ] = None,
-    splits: Annotated[
-        int | None, typer.Option(min=1, help="Number of splits, at most. Without --budget, results repeat exactly.")
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Repeats of the 4 folds, at most. Without --budget, results repeat exactly."),
     ] = None,
+    splits: Annotated[int | None, typer.Option(hidden=True)] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A method to try. Repeatable. Default: a short list.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="auc, accuracy or 'balanced accuracy'. Default: by classes.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="auc, accuracy, 'balanced accuracy', 'log loss' or brier. Default: by classes."
+        ),
     ] = None,
     worth: Annotated[float, typer.Option(help="The smallest gain that is worth federating for.")] = 0.01,
     seed: Seed = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="A folder for trial.json and trial.html.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="A folder for trial.json, trial.html and recipe.toml.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print one line for each owner and nothing else.")] = False,
     force: Force = False,
@@ -74,16 +81,19 @@ def trial(
 
     Columns are understood as by [bold]fedloom data[/].
 
-    Each owner gets one card: join with a method, stay alone, or undecided. It compares the best method for federating
-    with the best training alone, both chosen on validation rows, on test rows that no choice has seen.
+    Each owner gets one card: join, stay alone, no difference, or undecided, with probabilities and what to do next. It
+    compares the best method for federating with the best training alone, on rows that neither their training nor their
+    choice has seen. [bold]fedloom run trials/watch/recipe.toml[/] trains what was advised.
     """
+    if splits is not None:
+        raise ConfigError("--splits is gone: every row is predicted in each of --repeats repeats of 4 folds")
     from fedloom.data.options import Missing
 
     if missing not in get_args(Missing):
         raise ConfigError(f"--missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
     if not data.expanduser().exists():
         raise ConfigError(f"there is no file or folder {data}")
-    files = [] if folder is None else [folder / "trial.json", folder / "trial.html"]
+    files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
     existing = next((file for file in files if file.exists()), None)
     if existing and not force:
         raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
@@ -93,9 +103,9 @@ def trial(
 
     def progress(done: int, count: int, spent: float) -> None:
         if not (quiet or as_json):
-            err.print(f"split {done} of {count}, {spent:.0f} s")
+            err.print(f"{done} of at most {count} trainings, {spent:.0f} s")
 
-    limits: dict[str, Any] = {} if splits is None else {"splits": splits}
+    limits: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
     try:
         result = run(
             data,
@@ -107,7 +117,7 @@ def trial(
             missing=cast(Missing, missing),
             unit=unit,
             time=() if no_time else time,
-            budget=budget or (None if splits else "10m"),
+            budget=budget or (None if repeats else "10m"),
             progress=progress,
             methods=tuple(method or ()),
             metric=metric,
@@ -122,11 +132,14 @@ def trial(
         ) from None
     text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
     if folder is not None:
+        import tomli_w
+
         from fedloom.report import trial_page
 
         folder.mkdir(parents=True, exist_ok=True)
         files[0].write_text(text + "\n", encoding="utf-8")
         files[1].write_text(trial_page.html(result, data.name), encoding="utf-8")
+        files[2].write_text(tomli_w.dumps(dict(result.recipe)), encoding="utf-8")
     if as_json:
         typer.echo(text)
     elif quiet:
@@ -138,20 +151,22 @@ def trial(
 
 
 def _show(result: "TrialResult") -> None:
-    from fedloom.experiment.trial import sentence, signed
+    from fedloom.experiment.trial import next_step, score_name, sentence, signed
 
-    table = plain_table("owner", "decision", numbers=("rows", "alone", "federated", "pooled"))
+    table = plain_table("owner", "decision", "next", numbers=("rows", "alone", "federated", "pooled"))
     for name, card in result.owners.items():
         text = sentence(card, result.metric)
         scores = (f"{value:.3f}" if value is not None else "–" for value in (card.alone, card.federated, card.pooled))
-        table.add_row(escape(name), f"[{COLORS[card.decision]}]{escape(text)}[/]", f"{card.rows:,}", *scores)
+        decision = f"[{COLORS[card.decision]}]{escape(text)}[/]"
+        table.add_row(escape(name), decision, next_step(card), f"{card.rows:,}", *scores)
     for note in result.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     out.print(table)
-    low, high = result.overall["low"], result.overall["high"]
-    interval = "" if low is None or high is None else f" (95 % {signed(low)} to {signed(high)})"
-    metric = "AUC" if result.metric == "auc" else result.metric
-    out.print(f"mean over owners: {metric} {signed(result.overall['gain'] or 0.0)}{interval}, {result.splits} splits")
+    gain = result.overall["gain"]
+    out.print(
+        f"mean over owners: {score_name(result.metric)} {'–' if gain is None else signed(gain)}, {result.split}; "
+        f"alone: {escape(result.alone)}"
+    )
     card = next(iter(result.owners.values()))
     out.print(f"bytes for an owner and a run of {card.method}: {card.sent:,} sent, {card.received:,} received")
     for message in result.revealed:

@@ -1,6 +1,6 @@
 """Black boxes: classifiers that offer only `fit` and `predict_proba`.
 
-`forest`, `boosting` and `knn` are scikit-learn's, seeded and on one thread. One of yours is `package.module:factory`,
+`forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread. One of yours is `package.module:factory`,
 which is called with `(input_shape, classes)` and returns an object with the two methods; rows are (n, d) float32.
 """
 
@@ -38,6 +38,12 @@ def _boosting(seed: int) -> Any:
     )
 
 
+def _logistic(seed: int) -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression(max_iter=200, random_state=seed)
+
+
 class _KNeighbors:
     """Up to five nearest neighbours, weighted by their inverse distance."""
 
@@ -54,6 +60,7 @@ class _KNeighbors:
 BLACK_BOXES: dict[str, BlackBoxSpec] = {
     "forest": BlackBoxSpec("random forest of 50 trees", _forest),
     "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", _boosting),
+    "logistic": BlackBoxSpec("logistic regression with an L2 penalty", _logistic),
     "knn": BlackBoxSpec(
         "5 nearest neighbours; others' answers as their most probable class", lambda seed: _KNeighbors()
     ),

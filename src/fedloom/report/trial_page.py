@@ -5,11 +5,17 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from fedloom._version import __version__
-from fedloom.experiment.trial import OwnerCard, TrialResult, sentence, signed
+from fedloom.experiment.trial import OwnerCard, TrialResult, next_step, score_name, sentence, signed
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
 
-COLORS = {"join": "var(--s3)", "alone": "var(--s2)", "undecided": "var(--soft)"}
+COLORS = {
+    "join": "var(--s3)",
+    "same": "var(--s1)",
+    "alone": "var(--s2)",
+    "undecided": "var(--soft)",
+    "too few": "var(--soft)",
+}
 
 
 def html(result: TrialResult, name: str) -> str:
@@ -21,20 +27,18 @@ def page(result: TrialResult, name: str) -> Page:
     """The page of a trial of the data `name`."""
     counts = {kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS}
     card = next(iter(result.owners.values()))
-    metric = "AUC" if result.metric == "auc" else result.metric
-    gain, low, high = (result.overall[key] for key in ("gain", "low", "high"))
-    overall = signed(gain or 0)
-    if low is not None and high is not None:
-        overall += f" (95 % {signed(low)} to {signed(high)})"
+    metric, gain = score_name(result.metric), result.overall["gain"]
+    open_ = [*counts["undecided"], *counts["too few"]]
     tiles = [
         Tile("join", str(len(counts["join"])), _some(counts["join"])),
+        Tile("no difference", str(len(counts["same"])), _some(counts["same"])),
         Tile("stay alone", str(len(counts["alone"])), _some(counts["alone"])),
-        Tile("undecided", str(len(counts["undecided"])), _some(counts["undecided"])),
-        Tile(f"{metric}, mean over owners", signed(gain or 0), overall.partition(" ")[2].strip("()")),
+        Tile("undecided", str(len(open_)), _some(open_)),
+        Tile(f"{metric}, mean gain", "–" if gain is None else signed(gain), "over owners"),
     ]
     return Page(
         title=f"Should they federate? {name}",
-        subtitle=f"{len(result.owners)} owners, {result.splits} splits, seed {result.seed}, "
+        subtitle=f"{len(result.owners)} owners, {result.split}, seed {result.seed}, "
         f"{fmt.duration(result.seconds)}; fedloom {__version__}",
         lead=_lead(counts, len(result.owners)),
         tiles=tiles,
@@ -43,15 +47,19 @@ def page(result: TrialResult, name: str) -> Page:
 
 
 def _lead(counts: dict[str, list[str]], owners: int) -> str:
-    if len(counts["join"]) == owners:
-        return "All owners gain by federating."
-    if counts["join"]:
-        return f"{len(counts['join'])} of {owners} owners gain by federating: {_some(counts['join'], 8)}."
-    if len(counts["alone"]) == owners:
-        return "No owner gains by federating: all should stay alone."
-    if counts["alone"]:
-        return f"No owner is shown to gain by federating; {len(counts['alone'])} of {owners} should stay alone."
-    return "These rows do not decide whether any owner gains by federating."
+    """The answer in one or two sentences, for somebody who has never heard of federated learning."""
+    told = [
+        ("{} gain{s} by learning together: {names}.", counts["join"]),
+        ("For {} it makes no difference: {names}.", counts["same"]),
+        ("{} should train alone: {names}.", counts["alone"]),
+    ]
+    said = []
+    for text, names in told:
+        if names:
+            number = "all owners" if len(names) == owners else f"{len(names)} of {owners} owners"
+            sentence = text.format(number, names=_some(names, 8), s="s" if len(names) == 1 < owners else "")
+            said.append(sentence[0].upper() + sentence[1:])
+    return " ".join(said) or "These rows do not decide whether any owner gains by learning together."
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:
@@ -67,22 +75,24 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             cells(
                 PageCell(name),
                 PageCell(sentence(card, result.metric), strong=card.decision == "join"),
+                PageCell(next_step(card)),
                 PageCell(f"{card.rows:,}"),
                 *(PageCell(score) for score in scores),
             )
         )
     caption = (
-        f"{metric} on test rows. Alone and federated: the best candidates by validation rows, trained again on all "
-        "training rows. Pooled: all rows in one place, which federating avoids; not a candidate."
+        f"{metric} of every row, by models that did not see it; in each fold the candidates are those that are best on "
+        "the other folds. Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities given "
+        "the rows of all owners."
     )
     plot = Figure(
         f"Gain in {metric}: federated minus alone",
         _forest_plot(result),
-        caption=f"Mean and 95 % interval over {result.splits} splits (corrected resampled t). Dashed: the smallest "
-        f"gain that is worth federating for, {result.worth:g}. Decisions control the false discovery rate over owners.",
+        caption="The gain by an owner's own rows and its 95 % interval. Dashed: the smallest gain that is worth "
+        f"federating for, {result.worth:g}.",
         wide=True,
     )
-    table = PageTable(caption, ("owner", "decision", "rows", "alone", "federated", "pooled"), rows, words=2)
+    table = PageTable(caption, ("owner", "decision", "next", "rows", "alone", "federated", "pooled"), rows, words=3)
     return PageSection("Owners", text=[*result.notes], figures=[plot], tables=[table])
 
 
@@ -156,15 +166,17 @@ def _methods(result: TrialResult) -> PageSection:
     chosen = [cells(name, "federated", f"{count}") for name, count in result.chosen.items()]
     chosen += [cells(name, "alone", f"{count}") for name, count in result.chosen_alone.items()]
     table = PageTable(
-        "Number of times that each was chosen on validation rows", ("candidate", "for", "splits"), chosen, words=2
+        "Number of folds in which each was chosen on the other folds", ("candidate", "for", "folds"), chosen, words=2
     )
     reasons = [cells(name, reason) for name, reason in result.infeasible.items()]
     reasons += [cells(name, "feasible; add it with --method") for name in result.not_tried]
     left_out = PageTable("Methods that were left out", ("method", "reason"), reasons, words=2, prose=True)
     tried = f"Candidates for federating: {'; '.join(result.tried)}."
+    recipe = "; ".join(f"{name} = {value}" for name, value in result.recipe.items() if name != "data")
+    best = f"Recipes: federated, {recipe}; alone, {result.alone}."
     return PageSection(
         "Methods",
-        text=[tried],
+        text=[best, tried],
         tables=[table],
         details=[Details(f"{len(reasons)} methods were left out", table=left_out)],
     )

@@ -1,12 +1,13 @@
 """A trial: should these owners federate, how, and who gains?
 
-Each of several splits divides every owner's rows into training and test rows. All candidates are trained on a part of
-the training rows and scored on the rest, the validation rows. The best for federating, for training alone and on pooled
-rows are then trained on all training rows and scored on the test rows, which no choice has seen: the choice of the
-method is not counted as gain. The differences of federating and training alone, paired by owner and split, decide.
+Every row is predicted by models that did not see it, in repeats of folds: by all candidates for federating and for
+training alone. In each fold the candidates that are best on the other folds are compared, so that no row is scored by a
+choice that it took part in. A score is a mean of rows' contributions (`contributions`), which give each owner's gain
+its standard error (`evidence`); the owners' gains inform each other (`sharing`); both decide (`decide`).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, Missing, SplitColumns
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
-from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence, signed
+from fedloom.experiment.trial.result import (
+    METRICS,
+    OwnerCard,
+    TrialConfig,
+    TrialResult,
+    next_step,
+    score_name,
+    sentence,
+    signed,
+)
 from fedloom.experiment.trial.run import run_trial
 
 __all__ = [
@@ -24,10 +34,11 @@ __all__ = [
     "Owners",
     "TrialConfig",
     "TrialResult",
+    "next_step",
     "owners_of",
     "read_owners",
     "run_trial",
-    "seconds",
+    "score_name",
     "sentence",
     "signed",
     "trial",
@@ -63,8 +74,9 @@ def trial(
         time: columns by which rows are ordered, such as ["year", "month"]: test rows then come after training rows.
             None: columns that look like it; () for random splits.
         budget: time, such as "10m", or seconds; None for no limit, so that equal seeds give equal results.
-        progress: called after each split with its number, the number of splits, and the seconds so far.
-        **settings: of `TrialConfig`, such as `splits=20`, `methods=["fedavg-ft"]`, `metric="accuracy"`, `worth=0.02`.
+        progress: called after each candidate in each repeat with the number of those that ended, of all, at most, and
+            the seconds so far.
+        **settings: of `TrialConfig`, such as `repeats=5`, `methods=["fedavg-ft"]`, `metric="accuracy"`, `worth=0.02`.
 
     Raises:
         DataError: the data cannot be read, or owners have too few rows.
@@ -72,6 +84,11 @@ def trial(
     """
     known = TrialConfig.__dataclass_fields__
     unknown = next((name for name in settings if name not in known), None)
+    if unknown in ("splits", "test", "forest"):
+        raise ConfigError(
+            f"a trial has no setting {unknown!r} any more: every row is predicted once in each of `repeats` repeats of "
+            "4 folds; set repeats=3, and alone=() for no black boxes"
+        )
     if unknown:
         raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
     values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()}
@@ -90,4 +107,8 @@ def trial(
         )
     options = DataOptions(label, group, id, tuple(drop), tuple(keep), missing)
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
-    return run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)
+    result = run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)
+    if not isinstance(data, str | Path):
+        return result
+    given = {name: value for name, value in vars(options).items() if value != getattr(DataOptions(), name)}
+    return replace(result, recipe={**result.recipe, "data": {"name": str(data), **given, "public_rows": 0}})

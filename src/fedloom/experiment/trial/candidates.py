@@ -24,7 +24,7 @@ from fedloom.engines import Engine
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 from fedloom.experiment.plan.assignment import rows_of
 from fedloom.experiment.plan.networks import assign_groups
-from fedloom.models.black_boxes import make
+from fedloom.models.black_boxes import BLACK_BOXES, make
 
 FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}
 """Needs that owners with labeled rows alone can meet."""
@@ -35,8 +35,6 @@ COSTLY: Final = ("afind-plus",)
 MANY: Final = 12
 ALONE: Final = "alone"
 """Training alone with the local training of the others: a method of the family `peer` without messages."""
-FOREST: Final = "forest"
-"""A candidate for training alone and on pooled rows: a random forest, which no method here federates."""
 RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
 """Settings of all methods that have them, so that they train alike: whole models, all owners in each round."""
 BATCHES: Final = 12
@@ -51,8 +49,8 @@ class Candidate:
     """One way to train.
 
     Attributes:
-        method: a registered method, or `FOREST`.
-        model: a network's name; "" for a forest.
+        method: a registered method, or the name of a black box for training alone.
+        model: a network's name; "" for a black box or trees.
         params: settings of the method that differ from its defaults.
         note: a remark for people, such as "own heads".
     """
@@ -117,7 +115,7 @@ class Outputs:
 
     Attributes:
         probabilities: by (rounds, evaluation mode), of each owner's rows (n_i, K); nan where training diverged.
-        ledger: all messages; None for a forest.
+        ledger: all messages; None for a black box.
     """
 
     probabilities: Mapping[tuple[int, str], list[np.ndarray]]
@@ -133,7 +131,7 @@ def train(
     seed: int,
     start: Callable[..., Engine],
 ) -> Iterator[Outputs]:
-    """Train one candidate, and yield its outputs at each of `points`; a forest's once.
+    """Train one candidate, and yield its outputs at each of `points`; those of a black box once.
 
     Args:
         candidate: the method, network and settings.
@@ -144,8 +142,8 @@ def train(
         seed: of initial weights and batches.
         start: makes the engine of the parties, with the seed.
     """
-    if candidate.method == FOREST:
-        found = [_forest(data, rows, sets, seed) for rows, sets in zip(fitted, judged, strict=True)]
+    if candidate.method in BLACK_BOXES:
+        found = [_black_box(candidate.method, data, *parts, seed) for parts in zip(fitted, judged, strict=True)]
         yield Outputs({(0, ""): [part for parts in found for part in parts]}, None)
         return
     method = methods.find(candidate.method)
@@ -255,9 +253,11 @@ def _probabilities(
             yield torch.softmax(logits, -1).double().cpu().numpy()
 
 
-def _forest(data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     classes = len(data.classes)
-    model = make(FOREST, data.input_shape, classes, seed)
+    if len(seen := np.unique(data.y[fitted])) == 1:  # nothing to learn, and some models refuse one class
+        return [np.tile(np.eye(classes)[seen[0]], (len(rows), 1)) for rows in sets]
+    model = make(name, data.input_shape, classes, seed)
     flat = data.x.reshape(len(data.x), -1)
     model.fit(flat[fitted], data.y[fitted])
     results = []

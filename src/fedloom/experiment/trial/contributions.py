@@ -31,8 +31,8 @@ def contributions(
         predicted: (n, K) probabilities, or (n,) numbers, of models that did not see the row.
         folds: (n,) the fold of each row. Probabilities of different models are not compared, so the AUC is taken within
             folds.
-        priors: (K,) shares of the classes in training rows; balanced accuracy predicts the class whose probability
-            exceeds its share most. None: the most probable class.
+        priors: (n, K) shares of the classes in each row's training rows; balanced accuracy predicts the class whose
+            probability exceeds its share most. None: the most probable class.
 
     Returns:
         A score of nan, and zeros, where the score is not defined, as for the AUC of rows of one class.

@@ -86,8 +86,16 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[Verdict]:
     used = [owners[i] for i in told]
     gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in used])
     errors, freedom = standard_errors(used)
-    not_above = lambda value: stats.t.sf((gains - value) / errors, freedom)  # p of gain <= value
-    not_below = lambda value: stats.t.cdf((gains - value) / errors, freedom)
+
+    def not_above(value: float) -> np.ndarray:
+        """The p-values (N,) of a gain of at most `value`; `not_below` of at least."""
+        found: np.ndarray = stats.t.sf((gains - value) / errors, freedom)
+        return found
+
+    def not_below(value: float) -> np.ndarray:
+        found: np.ndarray = stats.t.cdf((gains - value) / errors, freedom)
+        return found
+
     joins, stays = not_above(0.0), not_below(worth)
     shown = {
         "same": stats.false_discovery_control(np.maximum(not_above(-worth), not_below(worth))),

@@ -78,12 +78,13 @@ def evidence(
         alone, federated: (C, n, K) probabilities or (C, n) numbers, of models that did not see the row.
         folds: (C, n).
         unit: (n,) rows of one value belong together; None: each row is a unit.
-        priors: (K,) shares of the classes in training rows.
+        priors: (C, n, K) shares of the classes in each row's training rows; None: see `contributions`.
     """
     gains, pairs, parts = [], [], np.zeros(len(y))
-    for own, shared, fold in zip(alone, federated, folds, strict=True):
-        one, u_one = contributions(metric, y, own, fold, priors)
-        other, u_other = contributions(metric, y, shared, fold, priors)
+    for c, (own, shared, fold) in enumerate(zip(alone, federated, folds, strict=True)):
+        of_rows = None if priors is None else priors[c]
+        one, u_one = contributions(metric, y, own, fold, of_rows)
+        other, u_other = contributions(metric, y, shared, fold, of_rows)
         if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
             gains.append(1 - other / one)
             parts += (other / one * u_one - u_other) / one / len(folds)
@@ -135,7 +136,8 @@ def _variances(
 
 
 def _unbiased(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return sums * np.square(counts) / np.maximum(counts - 1, 1)
+    found: np.ndarray = sums * np.square(counts) / np.maximum(counts - 1, 1)
+    return found
 
 
 def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]:

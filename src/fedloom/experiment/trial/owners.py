@@ -1,4 +1,4 @@
-"""The rows of several owners: read as `fedloom data` reads them, split, and standardized by each owner alone."""
+"""The rows of several owners: read as `fedloom data` reads them, and standardized by each owner alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +8,12 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.core.objects import find
-from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.data.own import encoded, interpret
 
 FEWEST_ROWS = 12
-"""Rows of an owner below which it cannot be split twice."""
+"""Rows of an owner below which it is left out."""
 FARTHEST = 10.0
 """Numbers of a table are clipped to this many standard deviations, so that one row does not dominate."""
 
@@ -129,49 +128,6 @@ def _ranks(columns: Sequence[np.ndarray]) -> np.ndarray:
     ranks = [np.unique(v if v.dtype.kind in "biuf" else v.astype(str), return_inverse=True)[1] for v in columns]
     codes: np.ndarray = np.unique(np.stack(ranks, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return codes
-
-
-# -- splits --------------------------------------------------------------------------------------------------------
-
-
-def split_rows(owners: Owners, rows: np.ndarray, fraction: float, *seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test rows of one owner, a random share of each class, or of each unit of `unit`.
-
-    Args:
-        owners: all owners.
-        rows: of one owner.
-        fraction: the share of test rows.
-        seed: of the draw.
-    """
-    rng, y = stream(seed[0], "trial.split", *seed[1:]), owners.data.y
-    if owners.unit is not None:
-        units = owners.unit[rows]
-        names = rng.permutation(np.unique(units))
-        chosen = np.isin(units, names[: max(1, min(len(names) - 1, round(fraction * len(names))))])
-        return rows[~chosen], rows[chosen]
-    test = []
-    for k in np.unique(y[rows]):
-        of_class = rng.permutation(rows[y[rows] == k])
-        test.append(of_class[: int(fraction * len(of_class) + rng.random())])  # so that rare classes are tested too
-    chosen = np.isin(rows, np.concatenate(test))
-    if not chosen.any() or chosen.all():
-        chosen = np.zeros(len(rows), bool)
-        chosen[rng.permutation(len(rows))[: max(1, round(fraction * len(rows)))]] = True
-    return rows[~chosen], rows[chosen]
-
-
-def split_time(owners: Owners, rows: np.ndarray, fraction: float, r: int, splits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows before the r-th of `splits` cuts in time, and those in the window after it.
-
-    The cuts are the same points in time for all owners, and the windows do not overlap. The first cut leaves `1 - 2 *
-    fraction` of all times before it.
-    """
-    assert owners.order is not None
-    last = int(owners.order.max()) + 1
-    first = max(1, int((1 - 2 * fraction) * last))
-    cuts = np.linspace(first, last, splits + 1)
-    place = owners.order[rows]
-    return rows[place < cuts[r]], rows[(place >= cuts[r]) & (place < cuts[r + 1])]
 
 
 # -- encoding ------------------------------------------------------------------------------------------------------

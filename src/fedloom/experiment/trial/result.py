@@ -2,17 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.trial.decide import Decision
+from fedloom.models.black_boxes import BLACK_BOXES
 
-MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy"]
-METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy")
-DECISIONS: tuple[Decision, ...] = ("join", "alone", "undecided")
+MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier"]
+METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier")
+DECISIONS: tuple[Decision, ...] = ("join", "alone", "same", "undecided", "too few")
+HEADS: Final[Mapping[Decision, str]] = {
+    "join": "Join",
+    "alone": "Stay alone",
+    "same": "No difference",
+    "undecided": "Undecided",
+    "too few": "Too few rows",
+}
+"""The decisions in words."""
 SHOWN = 5
 """Owners in the short form of a result."""
-FORMAT = "fedloom-trial/1"
+FORMAT = "fedloom-trial/2"
 
 
 @dataclass(frozen=True)
@@ -20,40 +29,38 @@ class TrialConfig:
     """The settings of a trial.
 
     Attributes:
-        splits: number of splits, at most, of every owner's rows; None for 10, or as many as fit into the time, up to
-            30.
-        seconds: time after which no further split begins; None for no limit. With a limit, candidates are left out, the
-            last ones first, if five splits would not fit. Without one, equal seeds give equal results.
+        repeats: number of repeats of the folds, at most: a trial ends after two if every owner is decided. None for 3.
+        seconds: time after which no further repeat begins; None for no limit. With a limit, candidates are left out,
+            the last ones first, if two repeats would not fit. Without one, equal seeds give equal results.
         methods: methods to try; () for a short list of the feasible ones.
         networks: names of networks; () for `linear` and `mlp` on tables, `cnn-small` on images.
         rates: learning rates of SGD.
-        forest: whether a random forest is a candidate for training alone and on pooled rows.
+        alone: black boxes that train alone, beside the networks; their mean is a candidate, too.
         points: numbers of rounds to choose from.
         metric: the score; None for AUC with two classes, otherwise balanced accuracy.
-        worth: the smallest gain that is worth federating for.
-        test: the share of test rows, and of validation rows among the training rows.
-        seed: of splits, initial weights and batches.
+        worth: the smallest gain that is worth federating for, above 0.
+        seed: of folds, initial weights and batches.
     """
 
-    splits: int | None = None
+    repeats: int | None = None
     seconds: float | None = None
     methods: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     rates: tuple[float, ...] = (0.01, 0.05)
-    forest: bool = True
+    alone: tuple[str, ...] = ("logistic", "forest", "boosting")
     points: tuple[int, ...] = (5, 15, 30)
     metric: MetricName | None = None
     worth: float = 0.01
-    test: float = 0.25
     seed: int = 0
 
     def __post_init__(self) -> None:
+        unknown = next((name for name in self.alone if name not in BLACK_BOXES), "")
         for valid, text in (
-            (self.splits is None or self.splits >= 1, f"splits must be at least 1, not {self.splits}"),
+            (self.repeats is None or self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}"),
             (self.seconds is None or self.seconds > 0, f"budget must be above 0 seconds, not {self.seconds}"),
             (self.metric in (None, *METRICS), f"metric must be one of {', '.join(METRICS)}, not {self.metric!r}"),
-            (0 <= self.worth < 1, f"worth must be at least 0 and below 1, not {self.worth}"),
-            (0 < self.test <= 0.5, f"test must be above 0 and at most 0.5, not {self.test}"),
+            (0 < self.worth < 1, f"worth must be above 0 and below 1, not {self.worth}"),
+            (not unknown, f"alone must name some of {', '.join(BLACK_BOXES)}, not {unknown!r}"),
             (len(self.rates) > 0 and min(self.rates) > 0, f"rates must be above 0, not {self.rates}"),
             (len(self.points) > 0 and min(self.points) > 0, f"points must be above 0, not {self.points}"),
         ):
@@ -66,14 +73,15 @@ class OwnerCard:
     """The answer for one owner.
 
     Attributes:
-        decision: "join", "alone" or "undecided".
-        by: "own" if the owner's own rows decided, "all" if all owners together; "" if undecided.
-        method: the method that was chosen most often, with its evaluation mode.
-        rows: labeled rows.
-        gain, low, high: mean difference federated minus alone, and its 95 % interval; None if it is not known.
-        alone, federated, pooled: mean scores on test rows.
-        p_join, p_alone: p-values, adjusted for the number of owners.
-        more_splits, more_rows: what would probably decide, see `decide.OwnerVerdict`; rows in all.
+        decision: "join", "alone", "same", "undecided" or "too few".
+        by: "own" if the owner's own rows decided, "all" if all owners together; "" if nothing is decided.
+        method: the recipe for federating, with its evaluation mode.
+        rows: labeled rows; `fewest`, those, or units, of the rarest class.
+        gain, low, high: federated minus alone by the owner's own rows, and the 95 % interval; None if it is not known.
+        alone, federated, pooled: scores of rows by models that did not see them; losses are negated.
+        p_gain, p_worth, p_same: P(gain > 0), P(gain > worth), P(|gain| < worth), given the rows of all owners.
+        leaning: for an undecided owner, the decision that is probable; "" if none is.
+        more_rows: for an undecided owner, rows in all that would probably decide; None if no realistic number would.
         sent, received: bytes of tensor data in a run of the method.
     """
 
@@ -81,15 +89,17 @@ class OwnerCard:
     by: str
     method: str
     rows: int
+    fewest: int
     gain: float | None
     low: float | None
     high: float | None
     alone: float | None
     federated: float | None
     pooled: float | None
-    p_join: float
-    p_alone: float
-    more_splits: int | None
+    p_gain: float | None
+    p_worth: float | None
+    p_same: float | None
+    leaning: str
     more_rows: int | None
     sent: int
     received: int
@@ -101,16 +111,19 @@ class TrialResult:
 
     Attributes:
         owners: each owner's card.
-        overall: mean gain over owners, with its interval; and the mean scores. Owners count by how precisely their rows
-            tell the score: by n_k n_l / n of their two largest classes.
-        metric, worth, seed, splits: as used.
-        chosen: how often each method was chosen for federating; `chosen_alone` for training alone.
+        overall: mean gain and scores over owners. Owners count by how precisely their rows tell the score: by n_k n_l /
+            n of their two largest classes.
+        metric, worth, seed: as used.
+        repeats, folds: number of repeats, and of folds or windows of time in each.
+        in_time: whether folds are windows of time, predicted by models of earlier rows.
+        recipe: the settings of a run that trains the recipe for federating; `fedloom run` takes them as a file.
+        alone: the recipe for training alone.
+        chosen: how often each was chosen for federating, in folds of all repeats; `chosen_alone` for training alone.
         tried: the candidates of federating.
         not_tried: feasible methods that were left out.
         infeasible: methods that cannot be tried, with the reason.
-        revealed: the messages of the method that was chosen most often, by sender, receiver, kind and content.
+        revealed: the messages of the recipe, by sender, receiver, kind and content.
         notes: notes on the decisions that no setting made.
-        per_split: for each split and owner, the scores (alone, federated, pooled).
         seconds: the time that the trial took.
     """
 
@@ -119,7 +132,11 @@ class TrialResult:
     metric: str
     worth: float
     seed: int
-    splits: int
+    repeats: int
+    folds: int
+    in_time: bool
+    recipe: Mapping[str, Any]
+    alone: str
     chosen: Mapping[str, int]
     chosen_alone: Mapping[str, int]
     tried: Sequence[str]
@@ -127,7 +144,6 @@ class TrialResult:
     infeasible: Mapping[str, str]
     revealed: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
-    per_split: Sequence[Mapping[str, Sequence[float | None]]]
     seconds: float
 
     def content(self) -> dict[str, Any]:
@@ -136,15 +152,24 @@ class TrialResult:
 
     def __repr__(self) -> str:
         counts = ", ".join(
-            f"{sum(card.decision == kind for card in self.owners.values())} {kind}" for kind in DECISIONS
+            f"{count} {kind}"
+            for kind in DECISIONS
+            if (count := sum(card.decision == kind for card in self.owners.values()))
         )
         lines = str(self).splitlines()
         more = [f"… and {len(lines) - SHOWN} owners more"] if len(lines) > SHOWN else []
-        head = f"trial of {len(lines)} owners, {self.splits} splits, seed {self.seed}: {counts}"
+        head = f"trial of {len(lines)} owners, {self.split}, seed {self.seed}: {counts}"
         return "\n  ".join([head, *lines[:SHOWN], *more])
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {sentence(card, self.metric)}" for name, card in self.owners.items())
+
+    @property
+    def split(self) -> str:
+        """How rows were divided, such as "3 repeats of 4 folds"."""
+        if self.in_time:
+            return f"{self.folds} windows of time"
+        return f"{self.repeats} repeat{'s' * (self.repeats > 1)} of {self.folds} folds"
 
 
 def signed(value: float) -> str:
@@ -152,19 +177,45 @@ def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
+def score_name(metric: str) -> str:
+    """The score in words."""
+    return {"auc": "AUC", "log loss": "negative log loss", "brier": "negative Brier score"}.get(metric, metric)
+
+
+def probability(value: float) -> str:
+    """A probability in two digits, such as "0.93" or "> 0.99"."""
+    return "> 0.99" if value > 0.995 else "< 0.01" if value < 0.005 else f"{value:.2f}"
+
+
 def sentence(card: OwnerCard, metric: str) -> str:
-    """The card in one line, such as "join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058)"."""
-    name = "AUC" if metric == "auc" else metric
-    known = "" if card.gain is None else f"{name} {signed(card.gain)}"
+    """The card in one line, such as "Join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058), P(gain) > 0.99"."""
+    if card.decision == "too few" or card.gain is None or card.p_gain is None:
+        return f"Too few rows: {card.fewest} of the rarest class; from 3 on something can be said"
     interval = "" if card.low is None or card.high is None else f" (95 % {signed(card.low)} to {signed(card.high)})"
+    gain = f"{score_name(metric)} {signed(card.gain)}{interval}"
+    assert card.p_worth is not None and card.p_same is not None
     if card.decision == "join":
-        return f"join with {card.method}: {known}{interval}"
+        return f"Join with {card.method}: {gain}, P(gain) {probability(card.p_gain)}{_by(card)}"
     if card.decision == "alone":
-        others = "; all owners together do not gain" if card.by == "all" else ""
-        return f"stay alone: {known}{interval} with {card.method}{others}"
-    need = "no realistic number of rows would decide"
-    if card.more_splits is not None:
-        need = f"about {card.more_splits} splits would decide"
-    elif card.more_rows is not None:
-        need = f"about {card.more_rows:,} rows would decide; there are {card.rows:,}"
-    return f"undecided: {known}{interval}; {need}" if known else f"undecided: too few rows of each class; {need}"
+        return f"Stay alone: {gain}, P(a gain that is worth it) {probability(card.p_worth)}{_by(card)}"
+    if card.decision == "same":
+        return f"No difference: {gain}, P(no difference) {probability(card.p_same)}{_by(card)}"
+    leaning = {"join": ", leaning to join", "alone": ", leaning to stay alone", "same": ", leaning to no difference"}
+    return f"Undecided{leaning.get(card.leaning, '')}: {gain}, P(gain) {probability(card.p_gain)}"
+
+
+def _by(card: OwnerCard) -> str:
+    return ", with the rows of all owners" if card.by == "all" else ""
+
+
+def next_step(card: OwnerCard) -> str:
+    """What to do now, in one sentence."""
+    if card.decision == "join":
+        return "Train the recipe, and compare on your next rows."
+    if card.decision == "alone":
+        return "Train alone."
+    if card.decision == "same":
+        return "Do what is simpler; others may still gain from your rows."
+    if card.decision == "too few" or card.more_rows is None:
+        return "Collect more rows of each class, and try again."
+    return f"About {card.more_rows:,} rows of yours would decide; there are {card.rows:,}."

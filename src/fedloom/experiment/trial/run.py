@@ -1,26 +1,23 @@
-"""Runs a trial: splits, choices on validation rows, scores on test rows."""
+"""Runs a trial: every row is predicted by models that did not see it, and owners decide by their own rows."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError
 from fedloom.core.ledger import Ledger
-from fedloom.core.scores import auc, balanced_accuracy
 from fedloom.data.dataset import Dataset
 from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
     COSTLY,
-    FOREST,
     MANY,
     TRIED,
     Candidate,
@@ -30,55 +27,77 @@ from fedloom.experiment.trial.candidates import (
     candidates,
     infeasible,
 )
-from fedloom.experiment.trial.decide import FEWEST, decide_owners, gain
-from fedloom.experiment.trial.owners import Owners, split_rows, split_time, standardized
+from fedloom.experiment.trial.choice import best, choose
+from fedloom.experiment.trial.contributions import contributions
+from fedloom.experiment.trial.decide import Verdict, decide
+from fedloom.experiment.trial.evidence import Evidence, evidence
+from fedloom.experiment.trial.folds import Fold, draw_folds, split
+from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
 
-SPLITS, MOST_SPLITS, FEWEST_SPLITS = 10, 30, 5
-"""Splits by default without a budget of time; and with one, at most and at least."""
-WINDOW = 40
-"""Rows of an owner of median size in a window of time, at least."""
-CHOICES = 5
-"""Number of times that the candidates are chosen along time."""
-LOT, LOT_BYTES = 5, 1 << 28
-"""Splits that train in lock-step, at most, and the bytes of their standardized rows."""
-Choosing: TypeAlias = Generator[Sequence[CandidateTraining], list[Outputs], "Choice"]
-"""Yields the trainings to advance, receives their outputs, and returns a choice."""
+REPEATS = 3
+"""Repeats of the folds, at most, by default; the last one only if an owner is undecided."""
+FEWEST_REPEATS = 2
+"""Repeats before a decision, as the variance of one is unknown."""
 
 
-@dataclass(frozen=True)
-class TrialSplit:
-    """Row numbers of each owner: training rows, test rows, and the training rows in two parts, to fit and to choose;
-    and the seed of weights and batches."""
+@dataclass(frozen=True, order=True)
+class Recipe:
+    """One way to train and to predict: the number of a candidate, of rounds, and an evaluation mode."""
 
-    seed: int
-    train: list[np.ndarray]
-    test: list[np.ndarray]
-    fit: list[np.ndarray]
-    choose: list[np.ndarray]
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """A candidate with a number of rounds and an evaluation mode."""
-
-    candidate: Candidate
+    candidate: int
     rounds: int
     mode: str
 
-    @property
-    def label(self) -> str:
-        """Its name in reports."""
-        return f"{self.candidate.label}{f', {self.mode}' if self.mode else ''}"
+
+MIX = Recipe(-1, 0, "")
+"""The mean of the probabilities of the black boxes."""
+
+
+@dataclass(eq=False)
+class Predictions:
+    """What candidates predict.
+
+    Attributes:
+        candidates: in the order in which they are tried.
+        probabilities: for each recipe and repeat, (n, K) of all rows, by models that did not see the row.
+        ledgers: the messages of one training, by recipe.
+    """
+
+    candidates: list[Candidate]
+    probabilities: dict[Recipe, list[np.ndarray]] = field(default_factory=dict)
+    ledgers: dict[Recipe, Ledger] = field(default_factory=dict)
+
+    def add(self, recipe: Recipe, repeat: int, rows: np.ndarray, found: np.ndarray, total: int) -> None:
+        """Set the probabilities of these rows; uniform where training diverged."""
+        of_repeats = self.probabilities.setdefault(recipe, [])
+        if len(of_repeats) == repeat:
+            of_repeats.append(np.full((total, found.shape[1]), 1 / found.shape[1]))
+        of_repeats[repeat][rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, 1 / found.shape[1])
+
+    def mix(self) -> None:
+        """Add the mean of the black boxes, if there are several, in each repeat."""
+        boxes = [
+            each
+            for recipe, each in self.probabilities.items()
+            if recipe != MIX and not self.candidates[recipe.candidate].model
+        ]
+        if len(boxes) > 1:
+            self.probabilities[MIX] = [np.mean(parts, axis=0) for parts in zip(*boxes, strict=True)]
+
+    def label(self, recipe: Recipe) -> str:
+        """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
+        if recipe == MIX:
+            return f"mean of {', '.join(one.label for one in self.candidates if not one.model)}"
+        return f"{self.candidates[recipe.candidate].label}{f', {recipe.mode}' if recipe.mode else ''}"
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """The best candidates for training alone, for federating and on pooled rows."""
+    """For each fold of each repeat the recipe that the other folds choose; and the one that all choose."""
 
-    alone: Choice
-    federated: Choice
-    pooled: Choice
+    of_fold: list[list[Recipe]]
+    final: Recipe
 
 
 def run_trial(
@@ -89,220 +108,278 @@ def run_trial(
     Args:
         owners: their labeled rows.
         config: the settings; None for the defaults.
-        progress: called after each lot of splits with the number of those that ended, of all, and the seconds so far.
+        progress: called after each candidate in each repeat with the number of those that ended, of all, at most, and
+            the seconds so far.
 
     Raises:
         ConfigError: an unknown or infeasible method.
         DataError: rows are too few to split.
     """
     with one_thread():
-        return _run(owners, config or TrialConfig(), progress or (lambda done, splits, seconds: None))
+        return Trial(owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)).run()
 
 
-def _run(owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> TrialResult:
-    started = perf_counter()
-    impossible = infeasible(len(owners.names))
-    notes, left = owners.notes, COSTLY if len(owners.names) > MANY and not config.methods else ()
-    names = config.methods or tuple(name for name in TRIED if name not in (*impossible, *left))
-    if left:
-        notes = (*notes, f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it.")
-    for name in names:
-        if methods.find(name).name in impossible:
-            raise ConfigError(f"{name} cannot be tried: it {impossible[name]}")
-    networks = config.networks or (("cnn-small",) if owners.data.kind == "image" else ("mlp", "linear"))
-    typical = int(np.median(np.bincount(owners.owner)))
-    together = candidates(names, networks, config.rates, typical)
-    solo = [*candidates([ALONE], networks, config.rates, typical), *([Candidate(FOREST)] if config.forest else [])]
-    metric = config.metric or ("auc" if len(owners.data.classes) == 2 else "balanced accuracy")
-    most = config.splits or (SPLITS if config.seconds is None else MOST_SPLITS)
-    if owners.order is not None and config.splits is None:  # windows of enough rows to tell a score
-        most = max(FEWEST_SPLITS, min(most, int(2 * config.test * typical / WINDOW)))
-    lockstep = all(faster_in_lockstep(name, owners.data.input_shape, len(owners.data.classes)) for name in networks)
-    lot = max(1, min(LOT, LOT_BYTES // owners.data.x.nbytes)) if lockstep else 1
-    count = most
-    if config.seconds is not None:
-        together, count, lot = _affordable(owners, config, together, solo, most, lot, lockstep)
-    rows: list[np.ndarray] = []
-    picks: list[Choices] = []
-    ledgers: dict[str, Ledger] = {}
-    ratios: list[np.ndarray] = []
-    every = _every(owners, count)
-    while len(rows) < count:
-        numbers = range(len(rows), min(len(rows) + lot, count))
-        splits = [_split(owners, config, r, count) for r in numbers]
-        anew = [split for r, split in zip(numbers, splits, strict=True) if r % every == 0]
-        picks += _choose(owners, config, metric, anew, together, solo, lockstep)
-        chosen_for = [picks[r // every] for r in numbers]
-        tested = _test(owners, config, metric, splits, chosen_for, lockstep)
-        for split, choices, (scores, ledger) in zip(splits, chosen_for, tested, strict=True):
-            ratios.append(np.array([len(a) / len(b) for a, b in zip(split.test, split.train, strict=True)]))
-            rows.append(scores)
-            ledgers[choices.federated.label] = ledger
-        spent = perf_counter() - started
-        progress(len(rows), count, spent)
-        if config.seconds is not None and spent * min(len(rows) + lot, count) / len(rows) > config.seconds:
-            break
-    if len(rows) < min(count, FEWEST):
-        notes = (*notes, f"The budget allowed {len(rows)} of {count} splits; fewer than {FEWEST} decide nothing.")
-    chosen = Counter(choices.federated.label for choices in picks)
-    ledger = ledgers[chosen.most_common(1)[0][0]]
-    return _summary(
-        owners, config, metric, np.stack(rows), np.mean(ratios, 0), chosen, ledger,
-        Counter(choices.alone.candidate.text for choices in picks), together, names, impossible, notes,
-        perf_counter() - started,
-    )  # fmt: skip
+class Trial:
+    """A trial in progress."""
 
+    def __init__(self, owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> None:
+        self.owners, self.config, self.progress = owners, config, progress
+        self.started, self.notes = perf_counter(), list(owners.notes)
+        self.infeasible = infeasible(len(owners.names))
+        data, K = owners.data, len(owners.data.classes)
+        self.metric = config.metric or ("auc" if K == 2 else "balanced accuracy")
+        self.weights = np.array([_precision(data.y[owners.rows(i)]) for i in range(len(owners.names))])
+        networks = config.networks or (("cnn-small",) if data.kind == "image" else ("mlp", "linear"))
+        typical = int(np.median(np.bincount(owners.owner)))
+        tried = candidates(self._methods(), networks, config.rates, typical)
+        self.federated = Predictions(tried)
+        same = sorted({one.model for one in tried if one.model})
+        solo = candidates([ALONE], same, config.rates, typical)
+        self.alone = Predictions([*(Candidate(name) for name in config.alone), *solo])
+        self.lockstep = all(faster_in_lockstep(name, data.input_shape, K) for name in networks)
+        self.repeats = 1 if owners.order is not None else config.repeats or REPEATS
+        self.folds: list[np.ndarray] = []  # of each repeat, (n,)
+        self.priors: list[np.ndarray] = []  # of each repeat, (n, K)
+        self.done = 0
 
-def _every(owners: Owners, count: int) -> int:
-    """After how many splits the candidates are chosen anew. Earlier windows of time are fair grounds for the choice in
-    later ones; random splits are not, because their training rows are test rows of others."""
-    return 1 if owners.order is None else -(-count // CHOICES)
+    def _methods(self) -> tuple[str, ...]:
+        left = COSTLY if len(self.owners.names) > MANY and not self.config.methods else ()
+        if left:
+            self.notes.append(
+                f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it."
+            )
+        names = self.config.methods or tuple(name for name in TRIED if name not in (*self.infeasible, *left))
+        for name in names:
+            if methods.find(name).name in self.infeasible:
+                raise ConfigError(f"{name} cannot be tried: it {self.infeasible[name]}")
+        return names
 
+    def run(self) -> TrialResult:
+        """Repeat until every owner is decided, or until repeats or time end."""
+        while True:
+            began = perf_counter()
+            self._repeat(len(self.folds))
+            alone, federated = self._choose(self.alone), self._choose(self.federated)
+            found = self._evidence(alone, federated)
+            verdicts = decide(found, self.config.worth)
+            settled = "undecided" not in {verdict.decision for verdict in verdicts}
+            if len(self.folds) == self.repeats or (settled and len(self.folds) >= FEWEST_REPEATS):
+                break
+            now = perf_counter()
+            if self.config.seconds is not None and now - self.started + (now - began) > self.config.seconds:
+                self.notes.append(f"The budget allowed {len(self.folds)} of {self.repeats} repeats.")
+                break
+        return self._result(found, verdicts, alone, federated)
 
-def _choose(
-    owners: Owners,
-    config: TrialConfig,
-    metric: str,
-    splits: Sequence[TrialSplit],
-    together: Sequence[Candidate],
-    solo: Sequence[Candidate],
-    lockstep: bool,
-) -> list[Choices]:
-    """For each split the best candidates on validation rows, trained on the other training rows."""
-    judge = partial(score, metric)
-    data = [standardized(owners, split.fit) for split in splits]
-    truths = [_truth(rows, split.choose, split.fit) for rows, split in zip(data, splits, strict=True)]
+    # -- training --------------------------------------------------------------------------------------------------
 
-    def best(tried: Sequence[Candidate], *, pooled: bool = False) -> list[Choice]:
-        works = []
-        for split, rows, truth in zip(splits, data, truths, strict=True):
-            parts = (rows, *_parties(split.fit, split.choose, pooled), config.points, split.seed)
-            works.append(_best(judge, truth, [CandidateTraining(candidate, *parts) for candidate in tried]))
-        return _at_once(works, lockstep)
+    def _repeat(self, c: int) -> None:
+        """Train all candidates on all folds of the c-th repeat."""
+        folds = self._split(c)
+        data = [standardized(self.owners, fold.train) for fold in folds]
+        total = len(self.owners.owner)
+        for kind in (self.alone, self.federated):
+            for number, candidate in enumerate(list(kind.candidates)):
+                if c == 0 and kind is self.federated and number and self._late():
+                    left = [one.text for one in kind.candidates[number:]]
+                    self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
+                    del kind.candidates[number:]
+                    break
+                for fold, outputs in zip(folds, self._train(candidate, data, folds), strict=True):
+                    for out in outputs:
+                        for (rounds, mode), found in out.probabilities.items():
+                            recipe = Recipe(number, rounds, mode)
+                            for rows, probabilities in zip(fold.test, found, strict=True):
+                                kind.add(recipe, c, rows, probabilities, total)
+                            if out.ledger is not None:
+                                kind.ledgers[recipe] = out.ledger
+                self.done += 1
+                count = len(self.alone.candidates) + len(self.federated.candidates)
+                self.progress(self.done, count * self.repeats, perf_counter() - self.started)
+        self.alone.mix()
 
-    choices = zip(best(solo), best(together), best(solo, pooled=True), strict=True)
-    return [Choices(alone, federated, pooled) for alone, federated, pooled in choices]
-
-
-def _test(
-    owners: Owners,
-    config: TrialConfig,
-    metric: str,
-    splits: Sequence[TrialSplit],
-    choices: Sequence[Choices],
-    lockstep: bool,
-) -> list[tuple[np.ndarray, Ledger]]:
-    """For each split the scores (N, 3) on test rows: alone, federated, pooled, each trained on all training rows; and
-    the messages."""
-    data = [standardized(owners, split.train) for split in splits]
-
-    def outputs(picked: Sequence[Choice], *, pooled: bool = False) -> list[Outputs]:
-        trainings = []
-        for split, rows, choice in zip(splits, data, picked, strict=True):
-            points = (choice.rounds,) if choice.rounds else config.points
-            parties = _parties(split.train, split.test, pooled)
-            trainings.append(CandidateTraining(choice.candidate, rows, *parties, points, split.seed))
-        return advance(trainings, together=lockstep)
-
-    results = []
-    found = zip(
-        outputs([c.alone for c in choices]),
-        outputs([c.federated for c in choices]),
-        outputs([c.pooled for c in choices], pooled=True),
-        strict=True,
-    )
-    for split, rows, best, each in zip(splits, data, choices, found, strict=True):
-        truth = _truth(rows, split.test, split.train)
-        columns = []
-        for choice, out in zip((best.alone, best.federated, best.pooled), each, strict=True):
-            predictions = out.probabilities[choice.rounds, choice.mode]
-            columns.append([score(metric, p, *t) for p, t in zip(predictions, truth, strict=True)])
-        results.append((np.array(columns).T, each[1].ledger or Ledger()))
-    return results
-
-
-def _parties(fitted: list[np.ndarray], judged: list[np.ndarray], pooled: bool) -> tuple[list[Any], list[Any]]:
-    """The training rows of each party, and the sets of rows that it predicts: the owners, or one with all rows."""
-    return ([np.concatenate(fitted)], [judged]) if pooled else (fitted, [[rows] for rows in judged])
-
-
-def _truth(
-    data: Dataset, judged: Sequence[np.ndarray], fitted: Sequence[np.ndarray]
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each owner the labels (n,) of the rows to predict, and the shares (K,) of the classes in training rows."""
-    return [(data.y[a], _priors(data.y[b], len(data.classes))) for a, b in zip(judged, fitted, strict=True)]
-
-
-def _at_once(works: Sequence[Choosing], lockstep: bool) -> list[Choice]:
-    """The choices of all works, whose trainings advance together."""
-    choices: dict[int, Choice] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(works)))
-    while answers:
-        asked: dict[int, Sequence[CandidateTraining]] = {}
-        for n, answer in answers.items():
-            try:
-                asked[n] = works[n].send(answer)
-            except StopIteration as end:
-                choices[n] = end.value
-        found = iter(advance([one for each in asked.values() for one in each], together=lockstep))
-        answers = {n: [next(found) for _ in each] for n, each in asked.items()}
-    return [choices[n] for n in range(len(works))]
-
-
-def _split(owners: Owners, config: TrialConfig, r: int, count: int) -> TrialSplit:
-    """The r-th of `count` splits."""
-    split = TrialSplit(config.seed * 10_007 + r, [], [], [], [])
-    for i, name in enumerate(owners.names):
-        rows = owners.rows(i)
-        if owners.order is not None:
-            early, late = split_time(owners, rows, config.test, r, count)
-            by_time = early[np.argsort(owners.order[early], kind="stable")]
-            cut = int(len(by_time) * (1 - config.test))
-            first, last = np.sort(by_time[:cut]), np.sort(by_time[cut:])
+    def _split(self, c: int) -> list[Fold]:
+        """The folds of the c-th repeat, which are drawn once."""
+        if len(self.folds) > c:
+            numbers = self.folds[c]
         else:
-            early, late = split_rows(owners, rows, config.test, config.seed, r, i, 0)
-            first, last = split_rows(owners, early, config.test, config.seed, r, i, 1)
-        if not len(first) or not len(last) or not (len(late) or owners.order is not None):
-            raise DataError(f"Owner {name!r} has too few rows for split {r + 1}: add rows, or drop this owner.")
-        for parts, part in zip(
-            (split.train, split.test, split.fit, split.choose), (early, late, first, last), strict=True
-        ):
-            parts.append(part)
-    return split
+            numbers = draw_folds(self.owners, self.config.seed, c)
+            self.folds.append(numbers)
+            self.priors.append(np.ones((len(numbers), len(self.owners.data.classes))))
+        folds = [
+            split(self.owners, numbers, k, self.config.seed * 10_007 + 101 * c + k) for k in range(numbers.max() + 1)
+        ]
+        for fold in folds:
+            for train, test in zip(fold.train, fold.test, strict=True):
+                self.priors[c][test] = _priors(self.owners.data.y[train], len(self.owners.data.classes))
+        return folds
+
+    def _late(self) -> bool:
+        """Whether another candidate would leave no time for a second repeat."""
+        spent = perf_counter() - self.started
+        return self.config.seconds is not None and (spent + spent / self.done) * FEWEST_REPEATS > self.config.seconds
+
+    def _train(
+        self, candidate: Candidate, data: Sequence[Dataset], folds: Sequence[Fold], *, pooled: bool = False
+    ) -> list[list[Outputs]]:
+        """For each fold the outputs after each number of rounds."""
+        trainings = []
+        for rows, fold in zip(data, folds, strict=True):
+            fitted = [np.concatenate(fold.train)] if pooled else fold.train
+            judged = [fold.test] if pooled else [[test] for test in fold.test]
+            trainings.append(CandidateTraining(candidate, rows, fitted, judged, self.config.points, fold.seed))
+        found: list[list[Outputs]] = [[] for _ in folds]
+        while (outputs := advance(trainings, together=self.lockstep)) and outputs[0].probabilities:
+            for into, out in zip(found, outputs, strict=True):
+                into.append(out)
+        return found
+
+    # -- scores ----------------------------------------------------------------------------------------------------
+
+    def _score(self, probabilities: np.ndarray, rows: np.ndarray, c: int) -> float:
+        """The score of these rows of one fold; nan if it is not defined."""
+        if not len(rows):
+            return math.nan
+        labels, priors = self.owners.data.y[rows], self.priors[c][rows]
+        return contributions(self.metric, labels, probabilities[rows], np.zeros(len(rows)), priors)[0]
+
+    def _choose(self, kind: Predictions) -> Choices:
+        recipes, folds = sorted(kind.probabilities), [self._split(c) for c in range(len(self.folds))]
+        scores = np.array(
+            [
+                [
+                    [[self._score(kind.probabilities[recipe][c], rows, c) for rows in fold.test] for fold in of_repeat]
+                    for c, of_repeat in enumerate(folds)
+                ]
+                for recipe in recipes
+            ]
+        )
+        of_fold = [[recipes[m] for m in of_repeat] for of_repeat in choose(scores, self.weights)]
+        return Choices(of_fold, recipes[best(scores, self.weights)])
+
+    def _chosen(self, kind: Predictions, choices: Choices) -> np.ndarray:
+        """The probabilities (C, n, K) of the recipes that were chosen without the rows."""
+        found = np.stack([np.zeros_like(each) for each in next(iter(kind.probabilities.values()))])
+        for c, of_repeat in enumerate(choices.of_fold):
+            for k, recipe in enumerate(of_repeat):
+                rows = self.folds[c] == k
+                found[c, rows] = kind.probabilities[recipe][c][rows]
+        return found
+
+    def _evidence(self, alone: Choices, federated: Choices) -> list[Evidence]:
+        """The evidence of each owner's predicted rows."""
+        own, shared = self._chosen(self.alone, alone), self._chosen(self.federated, federated)
+        folds, priors = np.stack(self.folds), np.stack(self.priors)
+        unit = self.folds[0] if self.owners.order is not None else self.owners.unit  # windows of time are units
+        found = []
+        for i in range(len(self.owners.names)):
+            rows = self.owners.rows(i)
+            rows = rows[self.folds[0][rows] >= 0]
+            found.append(
+                evidence(
+                    self.metric, self.owners.data.y[rows], own[:, rows], shared[:, rows], folds[:, rows],
+                    unit=None if unit is None else unit[rows], priors=priors[:, rows],
+                )
+            )  # fmt: skip
+        return found
+
+    def _pooled(self, alone: Choices) -> list[float | None]:
+        """The score of each owner's rows by the best recipe for training alone on the rows of all owners, in the first
+        repeat."""
+        folds = self._split(0)
+        data = [standardized(self.owners, fold.train) for fold in folds]
+        boxes = [one for one in self.alone.candidates if not one.model]
+        wanted = boxes if alone.final == MIX else [self.alone.candidates[alone.final.candidate]]
+        mean = np.zeros(self.priors[0].shape)
+        for candidate in wanted:
+            for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
+                key = (alone.final.rounds, alone.final.mode)
+                found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
+                for rows, probabilities in zip(fold.test, found, strict=True):
+                    mean[rows] += np.nan_to_num(probabilities) / len(wanted)
+        scores = []
+        for i in range(len(self.owners.names)):
+            rows = self.owners.rows(i)
+            rows = rows[self.folds[0][rows] >= 0]
+            y, priors = self.owners.data.y[rows], self.priors[0][rows]
+            scores.append(_plain(contributions(self.metric, y, mean[rows], self.folds[0][rows], priors)[0]))
+        return scores
+
+    # -- the result ------------------------------------------------------------------------------------------------
+
+    def _result(
+        self, found: Sequence[Evidence], verdicts: Sequence[Verdict], alone: Choices, federated: Choices
+    ) -> TrialResult:
+        best_of_all = federated.final
+        ledger, method = self.federated.ledgers[best_of_all], self.federated.candidates[best_of_all.candidate]
+        role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
+        names, pooled = self.owners.names, self._pooled(alone)
+        cards = {
+            name: OwnerCard(
+                decision=verdict.decision,
+                by=verdict.by,
+                method=self.federated.label(best_of_all),
+                rows=one.rows if self.owners.order is None else len(self.owners.rows(i)),
+                fewest=one.fewest,
+                gain=_plain(one.gain),
+                low=_plain(verdict.low),
+                high=_plain(verdict.high),
+                alone=_plain(one.alone),
+                federated=_plain(one.federated),
+                pooled=pooled[i],
+                p_gain=_plain(verdict.p_gain),
+                p_worth=_plain(verdict.p_worth),
+                p_same=_plain(verdict.p_same),
+                leaning=verdict.leaning,
+                more_rows=verdict.more_rows,
+                sent=ledger.sent(f"{role}-{i}"),
+                received=ledger.received(f"{role}-{i}"),
+            )
+            for i, (name, one, verdict) in enumerate(zip(names, found, verdicts, strict=True))
+        }
+        tried = list(dict.fromkeys(candidate.method for candidate in self.federated.candidates))
+        return TrialResult(
+            owners=cards,
+            overall={
+                key: _weighted([getattr(one, key) for one in found], self.weights)
+                for key in ("gain", "alone", "federated")
+            },
+            metric=self.metric,
+            worth=self.config.worth,
+            seed=self.config.seed,
+            repeats=len(self.folds),
+            folds=int(self.folds[0].max()) + 1,
+            in_time=self.owners.order is not None,
+            recipe=_settings(method, best_of_all, self.config.seed),
+            alone=self.alone.label(alone.final),
+            chosen=_counts(self.federated, federated),
+            chosen_alone=_counts(self.alone, alone),
+            tried=[candidate.text for candidate in self.federated.candidates],
+            not_tried=[name for name in methods.registry() if name not in (*self.infeasible, *tried, ALONE)],
+            infeasible=self.infeasible,
+            revealed=_revealed(ledger),
+            notes=self.notes,
+            seconds=perf_counter() - self.started,
+        )
 
 
-def _best(
-    judge: Callable[[np.ndarray, np.ndarray, np.ndarray], float],
-    truth: Sequence[tuple[np.ndarray, np.ndarray]],
-    running: Sequence[CandidateTraining],
-) -> Choosing:
-    """The choice with the highest mean score over owners on validation rows; the first of equal ones.
+def _settings(candidate: Candidate, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """The settings of a run that trains the recipe, without its data."""
+    found: dict[str, Any] = {"method": candidate.method, "rounds": recipe.rounds, "seed": seed}
+    if candidate.params:
+        found["params"] = dict(candidate.params)
+    if candidate.model:
+        found["models"] = {"pool": [candidate.model]}
+    return found
 
-    Successive halving: after each number of rounds the better half of the candidates trains on (K. Jamieson and
-    A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016). Owners count
-    by how precisely their rows tell the score: by n_k n_l / n of their two largest classes.
-    """
-    best, highest = None, -math.inf
-    weights = np.array([_precision(labels) for labels, _ in truth])
-    while running:
-        reached = []
-        for training, outputs in zip(running, (yield running), strict=True):
-            values = []
-            for (rounds, mode), probabilities in outputs.probabilities.items():
-                scores = np.array([judge(p, *t) for p, t in zip(probabilities, truth, strict=True)])
-                known = np.isfinite(scores) & (weights > 0)
-                values.append(float(np.average(scores[known], weights=weights[known])) if known.any() else 0.0)
-                if values[-1] > highest + 1e-12:
-                    best, highest = Choice(training.candidate, rounds, mode), values[-1]
-            if values:
-                reached.append((max(values), training))
-        reached.sort(key=lambda one: -one[0])
-        running = [training for _, training in reached[: -(-len(reached) // 2)]]
-    assert best is not None
-    return best
+
+def _counts(kind: Predictions, choices: Choices) -> dict[str, int]:
+    """How often each was chosen, in folds of all repeats."""
+    return dict(Counter(kind.label(recipe) for of_repeat in choices.of_fold for recipe in of_repeat))
 
 
 def _precision(labels: np.ndarray) -> float:
+    """How precisely an owner's rows tell a score: n_k n_l / n of their two largest classes."""
     first, second, *_ = (*sorted(np.bincount(labels).tolist(), reverse=True), 0, 0)
     return float(first * second / max(1, len(labels)))
 
@@ -313,130 +390,7 @@ def _priors(labels: np.ndarray, classes: int) -> np.ndarray:
     return np.where(shares > 0, shares, 1 / classes)
 
 
-def score(metric: str, probabilities: np.ndarray, labels: np.ndarray, priors: np.ndarray) -> float:
-    """The score of predictions (n, K) of labels (n,): nan where it is not defined, 0 where training diverged.
-
-    Balanced accuracy weighs all classes alike, so the prediction is the class whose probability exceeds its share
-    (K,) in the owner's training rows most.
-    """
-    if not len(labels):
-        return math.nan
-    if not np.isfinite(probabilities).all():
-        return 0.0
-    if metric == "auc":
-        return auc(labels, probabilities)
-    if metric == "accuracy":
-        return float((probabilities.argmax(1) == labels).mean())
-    return balanced_accuracy(labels, (probabilities / priors).argmax(1))
-
-
-def _affordable(
-    owners: Owners,
-    config: TrialConfig,
-    together: Sequence[Candidate],
-    solo: Sequence[Candidate],
-    most: int,
-    lot: int,
-    lockstep: bool,
-) -> tuple[list[Candidate], int, int]:
-    """The first candidates of which five splits fit into the budget, the number of splits that then do, and how many to
-    run at once.
-
-    The time of a candidate that trains to the end is taken to be that of training alone once, and a half more.
-    """
-    assert config.seconds is not None
-    clock, trainings = perf_counter(), []
-    for r in range(lot):
-        split = _split(owners, config, r, most)
-        parties = _parties(split.fit, split.choose, pooled=False)
-        trainings.append(
-            CandidateTraining(solo[0], standardized(owners, split.fit), *parties, config.points, split.seed)
-        )
-    while any(outputs.probabilities for outputs in advance(trainings, together=lockstep)):
-        pass
-    runs = config.seconds * lot / 1.5 / max(perf_counter() - clock, 1e-6)
-    kept = list(together[: max(2, int(2 * (runs / FEWEST_SPLITS - 3)) - 2 * len(solo))])
-    choosing = (len(kept) + 2 * len(solo)) / 2  # half of the candidates stop early
-    count = int(runs / (choosing + 3)) if owners.order is None else int((runs - CHOICES * choosing) / 3)
-    return kept, min(most, max(FEWEST_SPLITS, count)), max(1, min(lot, count))
-
-
-def _summary(
-    owners: Owners,
-    config: TrialConfig,
-    metric: str,
-    scores: np.ndarray,
-    ratios: np.ndarray,
-    chosen: Mapping[str, int],
-    ledger: Ledger,
-    chosen_alone: Mapping[str, int],
-    together: Sequence[Candidate],
-    names: Sequence[str],
-    impossible: Mapping[str, str],
-    notes: Sequence[str],
-    seconds: float,
-) -> TrialResult:
-    """The result, from the scores (R, N, 3), and test rows per training row (N,)."""
-    differences = scores[:, :, 1] - scores[:, :, 0]
-    gains = [gain(differences[:, i], ratios[i]) for i in range(len(owners.names))]
-    weights = np.array([_precision(owners.data.y[owners.rows(i)]) for i in range(len(owners.names))])
-    common = gain([_weighted(row, weights) for row in differences], float(np.average(ratios, weights=weights)))
-    verdicts = decide_owners(gains, config.worth, common)
-    label = max(chosen, key=lambda name: chosen[name])
-    cards = {}
-    role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
-    for i, (name, one, verdict) in enumerate(zip(owners.names, gains, verdicts, strict=True)):
-        alone, federated, pooled = (_mean(scores[:, i, k]) for k in range(3))
-        rows = len(owners.rows(i))
-        cards[name] = OwnerCard(
-            decision=verdict.decision,
-            by=verdict.by,
-            method=label,
-            rows=rows,
-            gain=one.mean if one.splits else None,
-            low=one.low if math.isfinite(one.low) else None,
-            high=one.high if math.isfinite(one.high) else None,
-            alone=alone,
-            federated=federated,
-            pooled=pooled,
-            p_join=verdict.p_join,
-            p_alone=verdict.p_alone,
-            more_splits=verdict.more_splits,
-            more_rows=None if verdict.more_rows is None else math.ceil(verdict.more_rows * rows),
-            sent=ledger.sent(f"{role}-{i}"),
-            received=ledger.received(f"{role}-{i}"),
-        )
-    tried = list(dict.fromkeys(candidate.method for candidate in together))
-    return TrialResult(
-        owners=cards,
-        overall={
-            "gain": common.mean,
-            "low": common.low if math.isfinite(common.low) else None,
-            "high": common.high if math.isfinite(common.high) else None,
-            **{
-                name: _mean([_weighted(row, weights) for row in scores[:, :, k]])
-                for k, name in enumerate(("alone", "federated", "pooled"))
-            },
-        },
-        metric=metric,
-        worth=config.worth,
-        seed=config.seed,
-        splits=len(scores),
-        chosen=dict(chosen),
-        chosen_alone=dict(chosen_alone),
-        tried=[candidate.text for candidate in together],
-        not_tried=[name for name in methods.registry() if name not in impossible and name not in (*tried, ALONE)],
-        infeasible=impossible,
-        revealed=_revealed(ledger, len(owners.names)),
-        per_split=[
-            {name: [_plain(value) for value in row[i]] for i, name in enumerate(owners.names)} for row in scores
-        ],
-        notes=notes,
-        seconds=seconds,
-    )
-
-
-def _revealed(ledger: Ledger, owners: int) -> list[dict[str, Any]]:
+def _revealed(ledger: Ledger) -> list[dict[str, Any]]:
     """Messages by sender, receiver, kind and content, with their number and bytes for each owner."""
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for entry in ledger:
@@ -452,16 +406,11 @@ def _revealed(ledger: Ledger, owners: int) -> list[dict[str, Any]]:
     ]
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray) -> float:
-    """The weighted mean of the known ones of (N,) values; nan if none is."""
-    known = np.isfinite(values) & (weights > 0)
-    return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
-
-
-def _mean(numbers: np.ndarray | Sequence[float]) -> float | None:
-    values = np.asarray(numbers)
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
+def _weighted(values: Sequence[float], weights: np.ndarray) -> float | None:
+    """The weighted mean of the known ones of (N,) values; None if none is."""
+    array = np.array(values)
+    known = np.isfinite(array) & (weights > 0)
+    return float(np.average(array[known], weights=weights[known])) if known.any() else None
 
 
 def _plain(value: float) -> float | None:

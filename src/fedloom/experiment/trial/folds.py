@@ -1,0 +1,73 @@
+"""Which rows a trial predicts by models of which others: repeats of folds, or windows of time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.errors import DataError
+from fedloom.core.rng import stream
+from fedloom.experiment.trial.owners import Owners
+
+FOLDS = 4
+"""Folds of a repeat."""
+WINDOWS = 10
+"""Windows over the later half of all times, at most."""
+WINDOW_ROWS = 10
+"""Rows of an owner of median size in a window of time, at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Row numbers of each owner, for training and to predict; and the seed of weights and batches."""
+
+    seed: int
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+
+
+def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
+    """The fold (n,) of each row in this repeat: a unit, or a share of each class of each owner, is in one fold.
+
+    In time, the number of the window, the same points in time for all owners; -1 for rows of the earlier half, which
+    are for training alone.
+    """
+    if owners.order is not None:
+        return _windows(owners)
+    folds = np.zeros(len(owners.owner), np.int64)
+    for i in range(len(owners.names)):
+        rows, rng = owners.rows(i), stream(seed, "trial.folds", repeat, i)
+        if owners.unit is not None:
+            names, place = np.unique(owners.unit[rows], return_inverse=True)
+            folds[rows] = (rng.permutation(len(names)) % FOLDS)[place.reshape(-1)]
+            continue
+        order = rng.permutation(len(rows))
+        by_class = order[np.argsort(owners.data.y[rows[order]], kind="stable")]
+        folds[rows[by_class]] = (np.arange(len(rows)) + rng.integers(FOLDS)) % FOLDS
+    return folds
+
+
+def _windows(owners: Owners) -> np.ndarray:
+    assert owners.order is not None
+    last = int(owners.order.max()) + 1
+    median = float(np.median(np.bincount(owners.owner)))
+    count = int(np.clip(median / 2 / WINDOW_ROWS, 2, min(WINDOWS, max(2, last // 2))))
+    cuts = np.linspace(last / 2, last, count + 1)
+    return np.searchsorted(cuts, owners.order, side="right") - 1
+
+
+def split(owners: Owners, folds: np.ndarray, k: int, seed: int) -> Fold:
+    """The rows to train and to predict for fold k. In time, all earlier rows train.
+
+    Raises:
+        DataError: an owner has no row to train on.
+    """
+    train = folds < k if owners.order is not None else folds != k
+    fold = Fold(seed, [], [])
+    for i, name in enumerate(owners.names):
+        rows = owners.rows(i)
+        fold.train.append(rows[train[rows]])
+        fold.test.append(rows[folds[rows] == k])
+        if not len(fold.train[-1]):
+            unit = "unit" if owners.unit is not None else "time"
+            raise DataError(f"Owner {name!r} has rows of a single {unit}: it cannot be tried. Drop it, or add rows.")
+    return fold
