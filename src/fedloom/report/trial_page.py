@@ -81,9 +81,9 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             )
         )
     caption = (
-        f"{metric} of every row, by models that did not see it; in each fold the candidates are those that are best on "
-        "the other folds. Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities given "
-        "the rows of all owners."
+        f"{metric} of every row, by models that did not see it; in each fold the candidates are those that are best "
+        "on the other folds. Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities "
+        "given the rows of all owners."
     )
     plot = Figure(
         f"Gain in {metric}: federated minus alone",

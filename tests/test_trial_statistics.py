@@ -1,0 +1,256 @@
+"""The statistics of a trial: contributions of rows, evidence of owners, what they share, decisions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedloom.core.scores import auc, balanced_accuracy
+from fedloom.experiment.trial.choice import best, choose
+from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions
+from fedloom.experiment.trial.decide import Verdict, decide
+from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
+from fedloom.experiment.trial.sharing import share
+
+METRICS = (*CLASS_SCORES, *NUMBER_SCORES)
+
+
+def predicted(metric: str, n: int, seed: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and predictions that tell something of them, with ties."""
+    rng = np.random.default_rng(seed)
+    if metric in NUMBER_SCORES:
+        y = rng.normal(size=n)
+        return y, y + rng.normal(size=n)
+    y = rng.integers(0, classes, n)
+    logits = np.round(rng.normal(size=(n, classes)) + np.eye(classes)[y], 1)
+    return y, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+
+# -- contributions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_contributions_sum_to_zero_and_are_those_of_the_jackknife(metric: str) -> None:
+    """The jackknife's influence of row j is S - S without j, less its mean."""
+    y, p = predicted(metric, 150, seed=1)
+    one_fold = np.zeros(len(y))
+    _, parts = contributions(metric, y, p, one_fold)
+    left_out = np.array(
+        [contributions(metric, np.delete(y, j), np.delete(p, j, axis=0), one_fold[1:])[0] for j in range(len(y))]
+    )
+    assert parts.sum() == pytest.approx(0, abs=1e-12)
+    influence = left_out.mean() - left_out
+    assert np.corrcoef(parts, influence)[0, 1] > 0.99
+    assert parts.std() == pytest.approx(influence.std(), rel=0.05)
+
+
+def test_scores_are_those_of_a_run() -> None:
+    y, p = predicted("auc", 80, seed=2)
+    one_fold = np.zeros(len(y))
+    assert contributions("auc", y, p, one_fold)[0] == pytest.approx(auc(y, p))
+    assert contributions("balanced accuracy", y, p, one_fold)[0] == pytest.approx(balanced_accuracy(y, p.argmax(1)))
+    assert contributions("accuracy", y, p, one_fold)[0] == pytest.approx((p.argmax(1) == y).mean())
+
+
+def test_the_area_compares_rows_of_one_fold_only() -> None:
+    """Two models on other scales: within folds all pairs are in order, between folds half."""
+    y, folds = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    positive = np.array([0.1, 0.2, 0.8, 0.9])
+    p = np.stack([1 - positive, positive], axis=1)
+    assert contributions("auc", y, p, folds)[0] == 1.0
+    assert contributions("auc", y, p, np.zeros(4))[0] == 0.75
+    score, parts = contributions("auc", np.zeros(4, np.int64), p, folds)
+    assert np.isnan(score) and not parts.any()
+
+
+def test_balanced_accuracy_corrects_for_the_shares_of_classes() -> None:
+    """A rare class is predicted where its probability exceeds its share, which accuracy does not ask for."""
+    p, y = np.array([[0.95, 0.05], [0.7, 0.3], [0.8, 0.2]]), np.array([0, 1, 1])
+    shares = np.tile([0.9, 0.1], (3, 1))
+    assert contributions("balanced accuracy", y, p, np.zeros(3), shares)[0] == 1.0
+    assert contributions("accuracy", y, p, np.zeros(3), shares)[0] == pytest.approx(1 / 3)
+
+
+# -- evidence ------------------------------------------------------------------------------------------------------
+
+
+def owner(
+    metric: str = "auc", n: int = 200, gain: float = 0.0, seed: int = 0, repeats: int = 3, classes: int = 2
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, and predictions alone and federated in each repeat, the second with a stronger signal by `gain`."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n) if metric in CLASS_SCORES else rng.normal(size=n)
+    folds = np.stack([rng.permutation(n) % 4 for _ in range(repeats)])
+    common = rng.normal(size=(n, classes))
+
+    def model(strength: float) -> np.ndarray:
+        noise = common + 0.3 * rng.normal(size=(n, classes)) + 0.05 * rng.normal(size=(repeats, n, classes))
+        if metric in NUMBER_SCORES:
+            return y + noise[:, :, 0] / (1 + strength)
+        logits = noise + strength * np.eye(classes)[y]
+        return np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
+
+    return y, model(1.0), model(1.0 + gain), folds
+
+
+def test_the_standard_error_of_one_fold_is_that_of_delong() -> None:
+    """One repeat, one fold, one owner: the variance of placements of each class, divided by its number of rows."""
+    y, alone, shared, _ = owner(n=400, repeats=1)
+    one = evidence("auc", y, alone, shared, np.zeros((1, 400)))
+    placed = []
+    for p in (alone[0, :, 1], shared[0, :, 1]):
+        wins = (p[y == 1][:, None] > p[y == 0][None]).astype(float)
+        placed.append((wins.mean(1), wins.mean(0)))
+    by_hand = sum(np.var(b - a, ddof=1) / len(a) for a, b in zip(*placed, strict=True))
+    errors, freedom = standard_errors([one])
+    assert errors[0] == pytest.approx(np.sqrt(by_hand), rel=1e-6)
+    assert 350 < freedom[0] < 410
+
+
+def test_rows_that_are_copies_tell_nothing_new_if_they_are_one_unit() -> None:
+    y, alone, shared, folds = owner(n=120)
+    twice = lambda x: np.repeat(x, 2, axis=x.ndim - (2 if x.ndim == 3 else 1))
+    one = evidence("accuracy", y, alone, shared, folds)
+    copies = evidence("accuracy", twice(y), twice(alone), twice(shared), twice(folds), unit=twice(np.arange(120)))
+    apart = evidence("accuracy", twice(y), twice(alone), twice(shared), twice(folds))
+    error = lambda one: standard_errors([one])[0][0]
+    assert error(copies) == pytest.approx(error(one), rel=0.05)
+    assert error(apart) < 0.85 * error(one)
+
+
+@pytest.mark.parametrize("metric", ["rmse", "mae"])
+def test_the_relative_gain_of_an_error_does_not_depend_on_its_unit(metric: str) -> None:
+    y, alone, shared, folds = owner(metric, gain=0.3)
+    meters = evidence(metric, y, alone, shared, folds)
+    feet = evidence(metric, 3.28 * y + 7, 3.28 * alone + 7, 3.28 * shared + 7, folds)
+    assert feet.gain == pytest.approx(meters.gain) and meters.gain > 0.1
+    assert standard_errors([feet])[0] == pytest.approx(standard_errors([meters])[0])
+
+
+def test_intervals_cover_the_true_gain() -> None:
+    """400 owners whose models differ in nothing: their intervals contain 0 in 92 to 99 of 100 cases."""
+    found = [evidence("auc", *owner(n=60, seed=seed)) for seed in range(400)]
+    inside = [v.low <= 0 <= v.high for v in (decide([one], 0.01)[0] for one in found)]
+    assert 0.92 <= np.mean(inside) <= 0.99
+
+
+# -- owners together -----------------------------------------------------------------------------------------------
+
+
+def test_owners_that_agree_help_each_other_and_one_that_differs_keeps_its_own_evidence() -> None:
+    gains, errors, rows = np.full(12, 0.03), np.full(12, 0.02), np.full(12, 100)
+    alike = share(gains, errors, rows, 0.01)
+    assert (alike.above_zero > 0.99).all() and (alike.above_worth > 0.9).all()
+    gains[0] = -0.2
+    odd = share(gains, errors, rows, 0.01)
+    assert odd.above_zero[0] < 0.01 and (odd.above_zero[1:] > 0.9).all()
+    order = np.random.default_rng(0).permutation(12)
+    np.testing.assert_allclose(share(gains[order], errors, rows, 0.01).mean, odd.mean[order])
+
+
+def of(gain: float, error: float, rows: int = 200) -> Evidence:
+    """Evidence of one repeat of a score without classes, with this standard error."""
+    return Evidence(
+        gain=gain, alone=0.7, federated=0.7 + gain, strata=np.array([0]), variances=np.array([error**2 * rows]),
+        floors=np.array([0.0]), units=np.array([float(rows)]), freedom=np.array([rows - 1.0]), between=0.0, repeats=3,
+        rows=rows, fewest=rows,
+    )  # fmt: skip
+
+
+def decisions(*owners: Evidence) -> list[tuple[str, str]]:
+    return [(v.decision, v.by) for v in decide(owners, 0.01)]
+
+
+def test_own_rows_decide() -> None:
+    found = decide([of(0.05, 0.01), of(-0.05, 0.01)], 0.01)
+    assert [(v.decision, v.by) for v in found] == [("join", "own"), ("alone", "own")]
+    assert found[0].low < 0.05 < found[0].high and found[0].more_rows is None
+    assert decisions(of(0.001, 0.002), of(0.0, 0.002)) == [("same", "own")] * 2
+
+
+def test_all_owners_decide_where_own_rows_lean_the_same_way() -> None:
+    assert decisions(*[of(0.03, 0.02)] * 12) == [("join", "all")] * 12
+    assert decisions(*[of(0.03, 0.02)] * 2) == [("undecided", "")] * 2  # two owners have no others to learn from
+    against = decisions(*[of(0.03, 0.02)] * 12, of(-0.02, 0.03))
+    assert against[0] == ("join", "all") and against[-1][0] != "join"
+    assert decisions(*[of(-0.01, 0.02)] * 12) == [("alone", "all")] * 12
+
+
+def test_a_small_owner_among_large_ones_is_not_told_to_stay_alone() -> None:
+    """Large owners gain nothing; the small one's own rows say that it gains."""
+    found = decisions(of(0.05, 0.03, rows=60), *[of(0.0, 0.003, rows=800)] * 8)
+    assert found[0][0] not in ("alone", "same") and {one[0] for one in found[1:]} == {"same"}
+
+
+def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
+    assert decisions(of(0.025, 0.01), of(0.0, 0.02))[0] == ("join", "own")
+    assert decisions(of(0.025, 0.01), *[of(-0.005, 0.02)] * 19)[0] == ("undecided", "")
+
+
+def test_an_undecided_owner_hears_how_many_rows_would_decide() -> None:
+    (found,) = decide([of(0.02, 0.02, rows=100)], 0.01)
+    assert found.decision == "undecided" and found.more_rows is not None and 300 < found.more_rows < 600
+    (again,) = decide([of(0.02, 0.02 / np.sqrt(found.more_rows / 100), rows=found.more_rows)], 0.01)
+    assert again.decision == "join"
+    assert decide([of(0.005, 0.5)], 0.01)[0].more_rows is None
+
+
+def test_with_fewer_than_three_rows_of_a_class_nothing_is_said() -> None:
+    y, alone, shared, folds = owner(n=40, gain=3.0)
+    y[:] = 0
+    y[:2] = 1
+    few = evidence("auc", y, alone, shared, folds)
+    assert few.fewest == 2 and decide([few], 0.01)[0].decision == "too few"
+    one_class = evidence("auc", np.zeros(40, np.int64), alone, shared, folds)
+    assert np.isnan(one_class.gain) and decide([one_class, of(0.05, 0.01)], 0.01)[1].decision == "join"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_predictions_are_never_a_reason_to_join(metric: str) -> None:
+    y, alone, _, folds = owner(metric, n=30)
+    verdicts = decide([evidence(metric, y, alone, alone, folds)] * 4, 0.01)
+    assert {v.decision for v in verdicts} <= {"same", "undecided"} and verdicts[0].gain == 0
+    if metric == "accuracy":  # 30 equal answers do not show that 0.01 of all are equal
+        assert decide([evidence(metric, y, alone, alone, folds)], 0.01)[0].decision == "undecided"
+
+
+def simulated(owners: int, n: int, gain: Callable[[int], float], seed: int) -> list[Verdict]:
+    found = [evidence("auc", *owner(n=n, gain=gain(i), seed=1000 * seed + i)) for i in range(owners)]
+    return decide(found, 0.01)
+
+
+def test_labels_that_nothing_predicts_better_are_rarely_a_reason_to_join() -> None:
+    """Of 600 owners that gain nothing at most 3 % join; of 120 that gain 0.06 and more most do."""
+    joins = [v.decision == "join" for seed in range(100) for v in simulated(6, 80, lambda i: 0.0, seed)]
+    assert np.mean(joins) <= 0.03
+    gains = [v.decision == "join" for seed in range(20) for v in simulated(6, 80, lambda i: 0.5, seed)]
+    assert np.mean(gains) > 0.6
+
+
+def test_the_order_of_owners_does_not_matter() -> None:
+    found = [evidence("auc", *owner(n=60 + 20 * i, gain=0.2 * i, seed=i)) for i in range(6)]
+    first, second = decide(found, 0.01), decide(found[::-1], 0.01)[::-1]
+    assert [v.decision for v in first] == [v.decision for v in second]
+    assert [v.p_gain for v in first] == pytest.approx([v.p_gain for v in second])
+
+
+# -- the choice ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fold_does_not_choose_the_candidate_that_it_is_scored_with() -> None:
+    rng = np.random.default_rng(0)
+    scores, weights = rng.random((5, 2, 4, 3)), np.array([1.0, 2.0, 0.5])
+    chosen = choose(scores, weights)
+    changed = scores.copy()
+    changed[:, 1, 2] = rng.random((5, 3))
+    assert choose(changed, weights)[1, 2] == chosen[1, 2]
+    scores[3] += 1
+    assert (choose(scores, weights) == 3).all() and best(scores, weights) == 3
+    scores[3, :, :, 1:] = np.nan  # undefined scores do not count
+    assert (choose(scores, weights) == 3).all()
+
+
+def test_decisions_on_evidence_do_not_change_with_equal_inputs() -> None:
+    one = of(0.02, 0.01)
+    assert decide([one, replace(one)], 0.01) == decide([one, replace(one)], 0.01)
