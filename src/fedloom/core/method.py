@@ -134,6 +134,11 @@ class MethodConfig(BaseModel):
         return ()
 
     @property
+    def promises(self) -> bool:
+        """Whether messages of clients have a guarantee that the clients' own noise gives."""
+        return any(not one.by_server for one in self.guarantees)
+
+    @property
     def warnings(self) -> Mapping[str, str]:
         """Warnings by the name of a note, logged while a party's note of that name is above 0."""
         return {}
