@@ -24,7 +24,7 @@ Gossip (`peer/gossip.py`) has `rows` too: its peers average what they get withou
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -62,7 +62,15 @@ class TrainingPrivacy(BaseModel):
     """δ at which ε is reported."""
 
 
-def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
+class PrivateTraining(steps.LocalSGD, Protocol):
+    """Settings of local training and of its privacy."""
+
+    @property
+    def dp(self) -> TrainingPrivacy:
+        """Differential privacy of the weights."""
+
+
+def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     """The guarantee of a config with local training, `dp` and maybe a personal head."""
     dp = cfg.dp
     if dp.unit == "none":
@@ -73,7 +81,7 @@ def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
     return (Guarantee("weights", ABSENT, dp.delta, ROWS, lambda rows: epsilon(row_releases(cfg, rows), dp.delta)),)
 
 
-def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
+def row_releases(cfg: PrivateTraining, rows: Sequence[float]) -> list[Releases]:
     """The releases of a client's training, from its number of rows in each round that it took part in."""
     epochs = cfg.epochs + (cfg.head_epochs if cfg.personal_head else 0)
     found = []
@@ -83,13 +91,13 @@ def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
     return found
 
 
-def subset_steps(cfg: Any, rows: int) -> tuple[int, int]:
+def subset_steps(cfg: PrivateTraining, rows: int) -> tuple[int, int]:
     """The mean number of rows of a step, and the number of steps of an epoch over this many rows."""
     size = min(cfg.batch_size, rows)
     return size, -(-rows // size)
 
 
-def check(party: Party[Any]) -> None:
+def check(party: Party[PrivateTraining]) -> None:
     """Raise ModelError if a row's gradient depends on other rows, or steps are so long that weights may overflow."""
     cfg = party.cfg
     if cfg.dp.unit != "rows":
@@ -106,7 +114,7 @@ def check(party: Party[Any]) -> None:
 # -- rows: at the client -------------------------------------------------------------------------------------------
 
 
-def dp_sgd(party: Party[Any], *, t: int) -> None:
+def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
     """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
     cfg, rows = party.cfg, len(party.data)
     size, each = subset_steps(cfg, rows)
@@ -120,7 +128,7 @@ def dp_sgd(party: Party[Any], *, t: int) -> None:
             dp_step(party, rng, list(names or party.params), size)
 
 
-def dp_step(party: Party[Any], rng: Draws, names: Sequence[str], size: int) -> None:
+def dp_step(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], size: int) -> None:
     """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
     dp, like = party.cfg.dp, [party.params[k] for k in names]
     which = rng.included(len(party.data), size / len(party.data))
@@ -132,7 +140,7 @@ def dp_step(party: Party[Any], rng: Draws, names: Sequence[str], size: int) -> N
     party.minimize(lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(), only=names)
 
 
-def clipped_sum(party: Party[Any], names: Sequence[str], which: Tensor) -> Tensor:
+def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tensor) -> Tensor:
     """The sum (d,) float64 of the gradients of these own rows, each clipped to norm C."""
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
     for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]

@@ -53,7 +53,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Template, Tree, floats, weighted_mean
+from fedloom.core.page import Federation, Method, Template, Tree, floats, weighted_mean
 from fedloom.methods import robust, steps
 from fedloom.methods.peer import selection
 from fedloom.protect.privacy import clipped_tree, noisy
@@ -74,7 +74,7 @@ class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
 
 
 @final
-class AfindPeer(Party[AfindConfig]):
+class AfindPeer(selection.SelectingPeer[AfindConfig]):
     """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `heard` also has `shares`
     (m,), the neighbours' shares of ϖ among themselves, their mean body by these (`bodies`), and its `mass`."""
 
@@ -82,10 +82,6 @@ class AfindPeer(Party[AfindConfig]):
     STATE = ("params", "buffers", "opt", "friends", "heard")
     CALLS = ("choose", "strangers", "compare", "reckon", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # lines 3-5, 7, 11 and 14
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""
@@ -159,10 +155,12 @@ class AfindPeer(Party[AfindConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
-        robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, self.heard, t, inbox))
+        robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
         self.heard = {"t": -1}
 
-    # -- evaluation ------------------------------------------------------------------------------------
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
