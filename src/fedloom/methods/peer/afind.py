@@ -200,10 +200,11 @@ AFIND_PLUS = Method(
         "anchored": {"threshold": "anchored", "mode": "cheap"},
     },
     needs=("one network",),
+    quadratic=True,
 )
 
 METHODS = (
-    AFIND_PLUS,
+    replace(AFIND_PLUS, trial_rank=2),
     replace(AFIND_PLUS, name="afind", title="AFIND+ with equal weights", fixed={"aggregation": "uniform"}),
     replace(
         AFIND_PLUS,
