@@ -17,15 +17,15 @@ from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
-    COSTLY,
     MANY,
-    TRIED,
     Candidate,
     CandidateTraining,
     Outputs,
     advance,
     candidates,
+    default_methods,
     infeasible,
+    obstacle,
 )
 from fedloom.experiment.trial.choice import best, choose
 from fedloom.experiment.trial.contributions import contributions
@@ -142,16 +142,16 @@ class Trial:
         self.priors: list[np.ndarray] = []  # of each repeat, (n, K)
         self.done = 0
 
-    def _methods(self) -> tuple[str, ...]:
-        left = COSTLY if len(self.owners.names) > MANY and not self.config.methods else ()
+    def _methods(self) -> Sequence[str]:
+        count = len(self.owners.names)
+        names, left = (self.config.methods, ()) if self.config.methods else default_methods(count)
         if left:
             self.notes.append(
                 f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it."
             )
-        names = self.config.methods or tuple(name for name in TRIED if name not in (*self.infeasible, *left))
         for name in names:
-            if methods.find(name).name in self.infeasible:
-                raise ConfigError(f"{name} cannot be tried: it {self.infeasible[name]}")
+            if why := obstacle(methods.named(name), count):
+                raise ConfigError(f"{name} cannot be tried: it {why}")
         return names
 
     def run(self) -> TrialResult:
