@@ -1,7 +1,6 @@
-"""Trials on planted data: who must join, who must not; and the statistics of decisions."""
+"""Trials on planted data: who must join, and who must not."""
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, read_owne
 from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
 from fedloom.experiment.trial.candidates import (
-    FOREST,
     MANY,
     Candidate,
     CandidateTraining,
@@ -30,109 +28,11 @@ from fedloom.experiment.trial.candidates import (
     default_methods,
     infeasible,
 )
-from fedloom.experiment.trial.decide import ALPHA, Gain, decide_owners, gain, tail
-from fedloom.experiment.trial.owners import split_rows, split_time, standardized
-from fedloom.experiment.trial.run import Choice, score
+from fedloom.experiment.trial.folds import draw_folds, split
+from fedloom.experiment.trial.owners import standardized
 
 PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
 """A method of a user."""
-
-# -- statistics ----------------------------------------------------------------------------------------------------
-
-
-def test_the_interval_is_that_of_nadeau_and_bengio() -> None:
-    """By hand: mean 0.2, s.d. 0.1, 1/4 + 1/3; t of 3 degrees of freedom is 3.1824463."""
-    found = gain([0.1, 0.2, 0.3, 0.2], 1 / 3)
-    deviation = np.std([0.1, 0.2, 0.3, 0.2], ddof=1)
-    half = 3.182446305284263 * deviation * math.sqrt(1 / 4 + 1 / 3)
-    assert (found.mean, found.splits) == (pytest.approx(0.2), 4)
-    assert (found.low, found.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
-    assert gain([0.1, math.nan, 0.3], 1 / 3).low == -math.inf  # two splits decide nothing
-
-
-def test_the_corrected_interval_covers_and_the_plain_one_does_not() -> None:
-    """Repeated splits of one sample of 60 numbers, whose mean over a test share estimates a true 0."""
-    rng, plain, corrected = np.random.default_rng(0), 0, 0
-    for _ in range(400):
-        sample = rng.normal(size=60)
-        means = [rng.permutation(sample)[:15].mean() for _ in range(20)]
-        found = gain(means, 15 / 45)
-        corrected += found.low <= 0 <= found.high
-        half = 2.093 * np.std(means, ddof=1) / math.sqrt(20)
-        plain += abs(np.mean(means)) <= half
-    assert corrected / 400 > 0.93 and plain / 400 < 0.7
-
-
-def of(mean: float, error: float, splits: int = 10) -> Gain:
-    return Gain(mean, mean - 2.262 * error, mean + 2.262 * error, error, splits, 1 / 3)
-
-
-OPEN = of(0.01, 0.05)
-"""A mean gain over owners that decides nothing."""
-
-
-def test_p_values_are_adjusted_as_by_benjamini_and_hochberg() -> None:
-    gains = [of(0.02, 0.01), of(0.02, 0.01), of(0.05, 0.01), of(0.0, 0.01)]
-    middle, small = tail(0.0, gains[0]), tail(0.0, gains[2])
-    joins = [one.p_join for one in decide_owners(gains, 0.01, OPEN)]
-    assert joins == pytest.approx([middle * 4 / 3, middle * 4 / 3, small * 4, 0.5])
-    assert decide_owners([], 0.01, OPEN) == []
-
-
-def test_decisions() -> None:
-    gains = [of(0.05, 0.01), of(-0.03, 0.01), of(0.0, 0.002), of(0.02, 0.02), of(0.3, 0.01, splits=2)]
-    verdicts = decide_owners(gains, 0.01, OPEN)
-    assert [v.decision for v in verdicts] == ["join", "alone", "alone", "undecided", "undecided"]
-    assert verdicts[3].p_join > ALPHA and verdicts[3].more_splits is None and verdicts[3].more_rows is not None
-    assert verdicts[4].more_splits == 10
-    assert tail(0.0, of(0.0, 0.0)) == 0.5 and tail(0.01, of(0.0, 0.0)) == 1.0
-    assert decide_owners([of(0.0, 0.0)], 0.01, OPEN)[0].decision == "alone"  # federating changed nothing
-    assert decide_owners([of(0.0, 0.0)], 0.0, OPEN)[0].decision == "undecided"
-
-
-def test_owners_that_do_not_gain_together_stay_alone_unless_one_gains_by_itself() -> None:
-    gains = [of(0.05, 0.005), of(0.05, 0.0175), *[of(0.0, 0.03)] * 18]  # the second: perhaps one of many by chance
-    verdicts = decide_owners(gains, 0.01, of(-0.02, 0.01))
-    assert [(v.decision, v.by) for v in verdicts[:3]] == [("join", "own"), ("undecided", ""), ("alone", "all")]
-    assert {v.decision for v in decide_owners([of(0.0, 0.03)] * 3, 0.01, of(0.005, 0.01))} == {"undecided"}
-
-
-def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
-    lucky, rest = of(0.025, 0.01), [of(0.0, 0.02)] * 19
-    assert decide_owners([lucky], 0.01, OPEN)[0].decision == "join"
-    assert decide_owners([lucky, *rest], 0.01, OPEN)[0].decision == "undecided"
-
-
-def test_more_splits_are_advised_only_where_they_would_decide() -> None:
-    (near,) = decide_owners([gain([0.03, -0.02, 0.05, 0.03], 0.05)], 0.0, OPEN)
-    assert near.decision == "undecided" and near.more_splits is not None
-    again = gain(np.resize([0.03, -0.02, 0.05, 0.03], near.more_splits + 4), 0.05)
-    assert again.low > 0
-    (never,) = decide_owners([gain([0.5, -0.5, 0.5, -0.49], 1 / 3)], 0.0, OPEN)
-    assert never.more_splits is None and never.more_rows is None
-
-
-@pytest.mark.parametrize(("metric", "expected"), [("auc", 0.75), ("accuracy", 0.5), ("balanced accuracy", 0.5)])
-def test_scores_by_hand(metric: str, expected: float) -> None:
-    positive = np.array([0.1, 0.6, 0.4, 0.9])  # pairs (0.4, 0.9) against (0.1, 0.6): 3 of 4 in order
-    even = np.full(2, 0.5)
-    assert score(metric, np.stack([1 - positive, positive], 1), np.array([0, 0, 1, 1]), even) == pytest.approx(expected)
-
-
-def test_scores_without_a_class_or_after_divergence() -> None:
-    probabilities, even = np.full((3, 2), 0.5), np.full(2, 0.5)
-    assert math.isnan(score("auc", probabilities, np.zeros(3, int), even))
-    assert score("auc", probabilities * np.nan, np.array([0, 1, 1]), even) == 0.0
-    assert score("auc", probabilities, np.array([0, 1, 1]), even) == 0.5  # ties
-
-
-def test_balanced_accuracy_corrects_for_the_shares_of_classes() -> None:
-    """A rare class is predicted where its probability exceeds its share, which accuracy does not ask for."""
-    probabilities, labels = np.array([[0.95, 0.05], [0.7, 0.3], [0.8, 0.2]]), np.array([0, 1, 1])
-    shares = np.array([0.9, 0.1])
-    assert score("balanced accuracy", probabilities, labels, shares) == 1.0
-    assert score("accuracy", probabilities, labels, shares) == pytest.approx(1 / 3)
-
 
 # -- owners --------------------------------------------------------------------------------------------------------
 
@@ -169,16 +69,32 @@ def test_rows_without_a_label_are_left_out_and_features_are_standardized_by_thei
     np.testing.assert_array_equal(standardized(changed, train).x[owners.owner == 0], x[owners.owner == 0])
 
 
-def test_splits_keep_units_together_and_order_in_time() -> None:
-    owners = read(table(), unit="patient", time=("year",))
-    assert "patient" not in " ".join(owners.data.columns) and "year" in owners.data.columns
-    for r in range(3):
-        train, test = split_rows(owners, owners.rows(0), 0.25, 0, r)
-        assert len(train) + len(test) == len(owners.rows(0)) and len(test)
-        assert owners.unit is not None and not set(owners.unit[train]) & set(owners.unit[test])
-        assert owners.order is not None
-        early, late = split_time(owners, owners.rows(0), 0.25, r, 3)
-        assert owners.order[early].max() < owners.order[late].min()
+def test_folds_hold_every_row_once_and_keep_units_together() -> None:
+    owners = read(table(200), unit="patient", time=())
+    folds = draw_folds(owners, 0, 0)
+    assert set(folds) == {0, 1, 2, 3} and owners.unit is not None
+    assert all(len(set(folds[owners.unit == unit])) == 1 for unit in np.unique(owners.unit))
+    plain = read(table(200), drop=("patient",))
+    folds = draw_folds(plain, 0, 0)
+    for i in range(2):
+        counts = [np.bincount(folds[(plain.owner == i) & (plain.data.y == k)], minlength=4) for k in range(2)]
+        assert all(np.ptp(each) <= 1 for each in counts)  # classes are spread evenly
+    assert (draw_folds(plain, 0, 1) != folds).any() and (draw_folds(plain, 0, 0) == folds).all()
+    parts = [split(plain, folds, k, 7) for k in range(4)]
+    for i in range(2):
+        assert sorted(np.concatenate([part.test[i] for part in parts])) == plain.rows(i).tolist()
+        assert all(not set(part.train[i]) & set(part.test[i]) for part in parts)
+
+
+def test_windows_of_time_are_predicted_by_models_of_earlier_rows() -> None:
+    owners = read(table(200), drop=("patient",), time=("year",))
+    folds, order = draw_folds(owners, 0, 0), owners.order
+    assert order is not None and folds.min() == -1 and folds.max() >= 3
+    for k in range(folds.max() + 1):
+        part = split(owners, folds, k, 0)
+        for train, test in zip(part.train, part.test, strict=True):
+            assert not len(test) or order[train].max() < order[test].min()
+    assert (order[folds == -1].max() + 1) * 2 == pytest.approx(order.max() + 1, abs=1)
 
 
 def test_columns_of_time_are_found_by_name_and_an_id_that_repeats_is_the_unit() -> None:
@@ -221,7 +137,7 @@ def test_free_text_and_a_single_owner_are_refused_and_small_owners_left_out() ->
 
 # -- trials --------------------------------------------------------------------------------------------------------
 
-QUICK = TrialConfig(splits=8, methods=("fedavg-ft",), networks=("linear",), rates=(0.02,), points=(5, 10), forest=False)
+QUICK = TrialConfig(repeats=2, methods=("fedavg-ft",), networks=("linear",), rates=(0.02,), points=(5, 10), alone=())
 
 
 def planted(counts: list[int], signs: list[int], columns: int = 150, seed: int = 0) -> Owners:
@@ -244,7 +160,7 @@ def few() -> TrialResult:
 
 def test_owners_with_one_task_and_few_rows_join(few: TrialResult) -> None:
     assert {card.decision for card in few.owners.values()} == {"join"}
-    assert few.overall["low"] is not None and few.overall["low"] > 0.05
+    assert few.overall["gain"] is not None and few.overall["gain"] > 0.05
     card = few.owners["owner-0"]
     assert card.method.startswith("fedavg-ft") and card.sent > 0 and card.received > 0
     assert card.pooled is not None and card.alone is not None and card.pooled > card.alone
@@ -253,20 +169,21 @@ def test_owners_with_one_task_and_few_rows_join(few: TrialResult) -> None:
 
 def test_the_result_is_json(few: TrialResult) -> None:
     content = json.loads(json.dumps(few.content(), allow_nan=False))
-    assert content["owners"]["owner-0"]["decision"] == "join" and "join with fedavg-ft" in str(few)
+    assert content["owners"]["owner-0"]["decision"] == "join" and "Join with fedavg-ft" in str(few)
+    assert content["recipe"] == {**content["recipe"], "method": "fedavg-ft", "models": {"pool": ["linear"]}, "seed": 0}
 
 
-def test_a_trial_counted_in_splits_repeats_exactly() -> None:
-    config = TrialConfig(splits=3, methods=("fedavg-ft", "ditto"), networks=("mlp",), rates=(0.02,), points=(2,))
+def test_a_trial_without_a_budget_of_time_repeats_exactly() -> None:
+    config = TrialConfig(repeats=1, methods=("fedavg-ft", "ditto"), networks=("mlp",), rates=(0.02,), points=(2,))
     first, second = (run_trial(planted([30] * 2, [1] * 2, columns=4), config).content() for _ in range(2))
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
 
 
-def test_splits_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rates and two splits of four owners are batched; a network with convolutions would not be."""
-    config = replace(QUICK, splits=2, methods=("fedavg",), rates=(0.02, 0.03), points=(1,))
+def test_folds_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four folds of four owners are batched; a network with convolutions would not be."""
+    config = replace(QUICK, repeats=1, methods=("fedavg",), points=(1,))
     owners, sizes = planted([20, 16, 20, 16], [1] * 4, columns=4), list[int]()
-    advance = trial_candidates.advance
+    advance = trial_run.advance
 
     def counted(trainings: Sequence[CandidateTraining], *, together: bool) -> list[Outputs]:
         sizes.append(len(trainings) if together else 1)
@@ -274,7 +191,7 @@ def test_splits_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch
 
     monkeypatch.setattr(trial_run, "advance", counted)
     fast = run_trial(owners, config)
-    assert max(sizes) == 4 and fast.splits == 2  # two rates of each split
+    assert max(sizes) == 4
     monkeypatch.setattr(trial_run, "faster_in_lockstep", lambda *_: False)
     sizes.clear()
     slow = run_trial(owners, config)
@@ -286,7 +203,7 @@ def test_splits_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch
 
 def test_owners_with_plenty_of_rows_do_not_join() -> None:
     trial = run_trial(planted([800] * 2, [1] * 2, columns=5), QUICK)
-    assert {card.decision for card in trial.owners.values()} == {"alone"}
+    assert {card.decision for card in trial.owners.values()} <= {"same", "alone"}
 
 
 def test_an_owner_with_opposite_labels_does_not_join() -> None:
@@ -301,12 +218,31 @@ def test_labels_at_random_are_never_a_reason_to_join() -> None:
     assert "join" not in {card.decision for card in run_trial(noise, QUICK).owners.values()}
 
 
-def test_a_budget_of_time_ends_the_trial() -> None:
-    config = TrialConfig(splits=50, seconds=1e-3, methods=("fedavg-ft",), networks=("linear",), points=(1,))
+def test_a_budget_of_time_leaves_out_candidates_and_repeats() -> None:
+    config = TrialConfig(seconds=1e-3, methods=("fedavg-ft",), networks=("linear",), points=(1,))
     trial = run_trial(planted([30] * 2, [1] * 2, columns=3), config)
-    assert trial.splits == 1 and {card.decision for card in trial.owners.values()} == {"undecided"}
-    assert len(trial.tried) == 2  # of all that were asked for
-    assert trial.notes[-1] == "The budget allowed 1 of 5 splits; fewer than 3 decide nothing."
+    assert trial.repeats == 1 and len(trial.tried) == 1
+    assert trial.notes[-2].startswith("Left out for lack of time: fedavg-ft, linear, rate 0.05")
+    assert trial.notes[-1] == "The budget allowed 1 of 3 repeats."
+
+
+def test_owners_of_one_class_and_tiny_classes_are_told_so() -> None:
+    owners = planted([40] * 4, [1] * 4, columns=3)
+    y = owners.data.y.copy()
+    y[owners.owner == 0] = 1
+    y[owners.owner == 1] = np.arange(40) == 0
+    trial = run_trial(Owners(replace(owners.data, y=y)), replace(QUICK, alone=("logistic", "forest")))
+    decisions = [card.decision for card in trial.owners.values()]
+    assert decisions[:2] == ["too few", "too few"] and "too few" not in decisions[2:]
+    assert "Too few rows: 1 of the rarest class" in str(trial)
+
+
+def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
+    trial = run_trial(planted([80] * 3, [1] * 3, columns=8), replace(QUICK, alone=("logistic", "forest"), repeats=1))
+    names = {*trial.chosen_alone, trial.alone}
+    assert names <= {"logistic", "forest", "mean of logistic, forest", "alone", "alone, tuned"}
+    with pytest.raises(ConfigError, match="alone must name some of forest"):
+        TrialConfig(alone=("oak",))
 
 
 def test_what_cannot_be_tried_has_a_reason() -> None:
@@ -333,59 +269,16 @@ def test_a_page_says_itself_whether_a_trial_tries_its_methods(monkeypatch: pytes
 
 
 def test_a_users_own_page_is_tried() -> None:
-    config = TrialConfig(splits=1, methods=(str(PAGE),), networks=("mlp",), rates=(0.1,), points=(1,))
+    config = TrialConfig(repeats=1, methods=(str(PAGE),), networks=("mlp",), rates=(0.1,), points=(1,))
     trial = run_trial(planted([40] * 3, [1] * 3, columns=4), config)
     assert trial.tried[0].startswith(str(PAGE)) and trial.owners["owner-1"].federated is not None
 
 
 @pytest.mark.parametrize("method", ["afind-plus", "ditto", "fedproto", "per-fedavg", "fd", "fedavg-adam", "pens"])
 def test_other_families_run(method: str) -> None:
-    config = TrialConfig(splits=1, methods=(method,), networks=("mlp",), rates=(0.1,), points=(1, 2))
+    config = TrialConfig(repeats=1, methods=(method,), networks=("mlp",), rates=(0.1,), points=(1, 2))
     trial = run_trial(planted([40] * 3, [1] * 3, columns=4), config)
     assert trial.revealed and trial.owners["owner-1"].federated is not None
-
-
-def chosen(curves: dict[str, list[float]], points: tuple[int, ...] = (5, 15, 30)) -> tuple[Choice, dict[str, int]]:
-    """The choice among candidates with these scores after 5, 15 and 30 rounds, and the rounds that each trained."""
-    trained = dict.fromkeys(curves, 0)
-
-    def outputs(candidate: Candidate, *_: Any) -> Iterator[Outputs]:
-        for rounds, value in zip(points, curves[candidate.method], strict=False):
-            trained[candidate.method] = rounds
-            yield Outputs({(rounds, ""): [np.array([value])]}, None)
-
-    truth = [(np.array([0, 1]), np.array([0.5, 0.5]))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial_candidates, "train", outputs)
-        nothing = image_dataset("none", np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, int), ("a", "b"))
-        running = [CandidateTraining(Candidate(name), nothing, [], [], points, 0) for name in curves]
-    work = trial_run._best(lambda found, *_: float(found[0]), truth, running)
-    (best,) = trial_run._at_once([work], lockstep=False)
-    return best, trained
-
-
-def test_the_worse_half_of_the_candidates_stops_after_each_number_of_rounds() -> None:
-    best, trained = chosen(
-        {
-            "late": [0.1, 0.9, 0.99],  # would win, but is among the worse three after 5 rounds
-            "falls": [0.6, 0.5, 0.4],
-            "worst": [0.0, 0.0, 0.0],
-            "wins": [0.5, 0.7, 0.8],
-            "odd": [0.4, 0.6, 0.7],
-            "last": [0.2, 0.9, 0.99],
-        }
-    )
-    assert trained == {"late": 5, "worst": 5, "last": 5, "falls": 15, "odd": 30, "wins": 30}
-    assert (best.candidate.method, best.rounds) == ("wins", 30)
-
-
-def test_a_candidate_is_chosen_at_its_best_number_of_rounds_even_if_it_stops() -> None:
-    best, trained = chosen({"overfits": [0.9, 0.5, 0.4], "slow": [0.2, 0.8, 0.85], "bad": [0.1, 0.1, 0.1]})
-    assert trained == {"overfits": 15, "slow": 30, "bad": 5}
-    assert (best.candidate.method, best.rounds) == ("overfits", 5)
-    assert chosen({"first": [0.5], "second": [0.5]})[0].candidate.method == "first"
-    best, trained = chosen({FOREST: [0.9], "a": [0.5, 0.6, 0.7], "b": [0.4, 0.5, 0.6]})  # a forest has one score
-    assert best.candidate.method == FOREST and trained == {FOREST: 5, "a": 30, "b": 5}
 
 
 def test_costly_methods_are_left_out_with_many_owners_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +293,7 @@ def test_costly_methods_are_left_out_with_many_owners_unless_they_are_named(monk
         yield Outputs({(points[0], ""): [np.full((len(part), 2), 0.5) for parts in judged for part in parts]}, None)
 
     monkeypatch.setattr(trial_candidates, "train", guess)
-    config = TrialConfig(splits=1, networks=("mlp",), rates=(0.1,), forest=False)
+    config = TrialConfig(repeats=1, networks=("mlp",), rates=(0.1,), alone=())
     few, many = (run_trial(planted([16] * n, [1] * n, columns=2), config) for n in (MANY, MANY + 1))
     named = run_trial(planted([16] * (MANY + 1), [1] * (MANY + 1), columns=2), replace(config, methods=("afind-plus",)))
     assert set(few.tried) - set(many.tried) == {"afind-plus, mlp, rate 0.1"} and not set(many.tried) - set(few.tried)
@@ -411,7 +304,7 @@ def test_costly_methods_are_left_out_with_many_owners_unless_they_are_named(monk
 
 # -- the API and the command ---------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"splits": 3, "methods": ["fedavg"], "networks": ["linear"], "points": [2], "forest": False}
+SMALL: dict[str, Any] = {"repeats": 1, "methods": ["fedavg"], "networks": ["linear"], "points": [2], "alone": ()}
 
 
 def test_a_frame_a_file_and_columns_give_the_same(tmp_path: Path) -> None:
@@ -424,28 +317,33 @@ def test_a_frame_a_file_and_columns_give_the_same(tmp_path: Path) -> None:
         {**fedloom.trial(data, **words, **SMALL).content(), "seconds": 0}
         for data in (rows, frame, tmp_path / "my.csv", str(tmp_path / "my.csv"))
     ]
+    assert [result["recipe"].pop("data", {}).get("name") for result in results[2:]] == [str(tmp_path / "my.csv")] * 2
     assert all(json.dumps(result) == json.dumps(results[0]) for result in results)
-    assert list(results[0]["owners"]) == ["a", "b", "c"] and results[0]["splits"] == 3
+    assert list(results[0]["owners"]) == ["a", "b", "c"] and results[0]["repeats"] == 1
 
 
 def test_images_arrays_and_a_list_with_one_for_each_owner() -> None:
     rng = np.random.default_rng(0)
     x, y, groups = rng.integers(0, 255, (60, 1, 8, 8), dtype=np.uint8), rng.integers(0, 3, 60), np.arange(60) % 2
     data = image_dataset("pictures", x, y, ("a", "b", "c"), groups=groups, owners=("x", "y"))
-    settings = {**SMALL, "networks": ["cnn-small"], "splits": 1}
+    settings = {**SMALL, "networks": ["cnn-small"]}
     assert set(fedloom.trial(data, **settings).owners) == {"x", "y"}
     numbers = rng.normal(size=(60, 3)).astype(np.float32)
     words = np.where(groups == 0, "north", "south")
-    found = fedloom.trial((numbers, y), group=words, **{**SMALL, "splits": 3})
+    found = fedloom.trial((numbers, y), group=words, **SMALL)
     assert set(found.owners) == {"north", "south"}
-    assert repr(found).startswith("trial of 2 owners, 3 splits, seed 0:") and len(repr(found).splitlines()) == 3
+    assert (
+        repr(found).startswith("trial of 2 owners, 1 repeat of 4 folds, seed 0:") and len(repr(found).splitlines()) == 3
+    )
     parts = [(numbers[groups == i], y[groups == i]) for i in range(2)]
-    assert set(fedloom.trial(parts, **{**SMALL, "splits": 1}).owners) == {"client-0", "client-1"}
+    assert set(fedloom.trial(parts, **{**SMALL}).owners) == {"client-0", "client-1"}
 
 
 def test_mistakes_in_settings() -> None:
     with pytest.raises(ConfigError, match="needs label"):
         fedloom.trial("my.csv")
+    with pytest.raises(ConfigError, match="no setting 'splits' any more"):
+        fedloom.trial(table(), label="ill", group="hospital", splits=3)
     with pytest.raises(ConfigError, match="no setting 'rounds'"):
         fedloom.trial(table(), label="ill", group="hospital", rounds=3)
     with pytest.raises(ConfigError, match="a time such as 90s"):
@@ -465,19 +363,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         found = capsys.readouterr()
         return found.out, found.err
 
-    words = "my.csv --label ill --group hospital --drop patient --method fedavg --splits"
-    text, progress = call(f"{words} 3 --out t")
+    words = "my.csv --label ill --group hospital --drop patient --method fedavg --repeats"
+    text, progress = call(f"{words} 1 --out t")
     assert (
-        "mean over owners" in text
-        and "revealed: client to server: weights, rows" in text
-        and "split 3 of 3" in progress
+        "mean over owners" in text and "revealed: client to server: weights, rows" in text and "trainings, " in progress
     )
     content = json.loads((tmp_path / "t" / "trial.json").read_text())
-    assert content["owners"]["a"]["decision"] in ("join", "alone", "undecided")
+    assert content["owners"]["a"]["decision"] in ("join", "alone", "same", "undecided")
+    monkeypatch.setattr(sys, "argv", ["fedloom", "run", "t/recipe.toml", "--out", "trained", "-s", "rounds=1"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code and (tmp_path / "trained" / "result.json").exists()
+    capsys.readouterr()
     html = (tmp_path / "t" / "trial.html").read_text()
     assert "Should they federate? my.csv" in html and html.count("<circle") == 2
-    assert "already exists; add --force" in call(f"{words} 3 --out t", code=2)[1]
-    text, progress = call(f"{words} 3 --json")
+    assert "already exists; add --force" in call(f"{words} 1 --out t", code=2)[1]
+    text, progress = call(f"{words} 1 --json")
     assert {**json.loads(text), "seconds": 0} == {**content, "seconds": 0} and not progress
     text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress

@@ -33,16 +33,17 @@ def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
     """
     if owners.order is not None:
         return _windows(owners)
-    folds = np.zeros(len(owners.owner), np.int64)
+    folds = np.full(len(owners.owner), -1)
     for i in range(len(owners.names)):
         rows, rng = owners.rows(i), stream(seed, "trial.folds", repeat, i)
-        if owners.unit is not None:
-            names, place = np.unique(owners.unit[rows], return_inverse=True)
-            folds[rows] = (rng.permutation(len(names)) % FOLDS)[place.reshape(-1)]
+        if owners.unit is None:
+            order = rng.permutation(len(rows))
+            by_class = order[np.argsort(owners.data.y[rows[order]], kind="stable")]
+            folds[rows[by_class]] = (np.arange(len(rows)) + rng.integers(FOLDS)) % FOLDS
             continue
-        order = rng.permutation(len(rows))
-        by_class = order[np.argsort(owners.data.y[rows[order]], kind="stable")]
-        folds[rows[by_class]] = (np.arange(len(rows)) + rng.integers(FOLDS)) % FOLDS
+        new = np.unique(owners.unit[rows[folds[rows] < 0]])  # an earlier owner may have rows of the same unit
+        for unit, fold in zip(new, rng.permutation(len(new)) % FOLDS, strict=True):
+            folds[owners.unit == unit] = fold
     return folds
 
 

@@ -311,7 +311,10 @@ class Trial:
         self, found: Sequence[Evidence], verdicts: Sequence[Verdict], alone: Choices, federated: Choices
     ) -> TrialResult:
         best_of_all = federated.final
-        ledger, method = self.federated.ledgers[best_of_all], self.federated.candidates[best_of_all.candidate]
+        ledger, method = (
+            self.federated.ledgers.get(best_of_all, Ledger()),
+            self.federated.candidates[best_of_all.candidate],
+        )
         role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
         names, pooled = self.owners.names, self._pooled(alone)
         cards = {
@@ -350,7 +353,7 @@ class Trial:
             repeats=len(self.folds),
             folds=int(self.folds[0].max()) + 1,
             in_time=self.owners.order is not None,
-            recipe=_settings(method, best_of_all, self.config.seed),
+            recipe=_settings(method, best_of_all, self.config.seed, len(names)),
             alone=self.alone.label(alone.final),
             chosen=_counts(self.federated, federated),
             chosen_alone=_counts(self.alone, alone),
@@ -363,11 +366,11 @@ class Trial:
         )
 
 
-def _settings(candidate: Candidate, recipe: Recipe, seed: int) -> dict[str, Any]:
-    """The settings of a run that trains the recipe, without its data."""
+def _settings(candidate: Candidate, recipe: Recipe, seed: int, owners: int) -> dict[str, Any]:
+    """The settings of a run that trains the recipe, without its data; the number of participants is that of owners."""
     found: dict[str, Any] = {"method": candidate.method, "rounds": recipe.rounds, "seed": seed}
     if candidate.params:
-        found["params"] = dict(candidate.params)
+        found["params"] = {name: owners if value is None else value for name, value in candidate.params.items()}
     if candidate.model:
         found["models"] = {"pool": [candidate.model]}
     return found
