@@ -12,12 +12,14 @@ import torch
 
 from fedloom.api import execute
 from fedloom.core import fixed_point
-from fedloom.core.errors import ConfigError, MessageError, MethodError
+from fedloom.core.aggregate import MEAN
+from fedloom.core.errors import ConfigError, MessageError
 from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded
 from fedloom.core.message import Shape, floats
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import find, registry
 from fedloom.methods.vertical import proto_evfl
+from fedloom.protect.aggregators import Secure
 from tests.methods.columns import Columns
 from tests.toy import Toy, common, contexts
 
@@ -69,7 +71,7 @@ def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
         "rounds": 2,
         "data": {"clients": 5, "public_rows": 40, "test_rows": 60, "own_test_rows": 10},
         "models": {"pool": ["linear"], "norm": "none"},
-        "params": {"secure": True},
+        "aggregate": {"secure": True},
         "engine": {"name": engine},
         **changes,
     }
@@ -86,14 +88,14 @@ def test_every_engine_gives_the_bits_of_the_loop_also_with_failures() -> None:
 
 
 def test_the_secure_mean_is_the_plain_one_up_to_its_steps() -> None:
-    secure, plain = run(), run(params={"secure": False})
+    secure, plain = run(), run(aggregate={"secure": False})
     assert abs(secure.summary["accuracy"]["mean"] - plain.summary["accuracy"]["mean"]) < 0.01
 
 
 def test_the_ledger_shows_masked_integers_and_nothing_else_going_up() -> None:
     found = run()
     assert found.summary["bytes"]["up"] > 0
-    plain = run(params={"secure": False})
+    plain = run(aggregate={"secure": False})
     assert 1.9 < found.summary["bytes"]["up"] / plain.summary["bytes"]["up"] < 2.6  # 8 bytes a number, and masks
 
 
@@ -128,7 +130,11 @@ BESIDE = {
 
 
 def toy(name: str, *, secure: bool = True, **how: Any) -> Toy | Columns:
-    method, params = find(name), {"secure": secure, **PAGES[name]}
+    method, params = find(name), {**PAGES[name]}
+    if method.client.MEANS:
+        how["aggregator"] = Secure() if secure else MEAN
+    else:
+        params["secure"] = secure
     if method.setting == "vertical":
         return Columns(method, 5, **params, **how)
     places = contexts(4, make=common)
@@ -150,7 +156,10 @@ def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) 
     apart = {k: float((x - like[k]).abs().max()) for k, x in found.items() if x.numel() and not k.endswith("priors")}
     assert 0 < max(apart.values()) < 0.01
     up = {(e.kind, e.what) for e in secure.fed.ledger if e.sender in ("client", "party")}
-    assert {kind for kind, what in up if what.startswith("masked")} == {*find(name).client.SUMMED}
+    assert {kind for kind, what in up if what.startswith("masked")} == {
+        *find(name).client.SUMMED,
+        *find(name).client.MEANS,
+    }
     others = {what for kind, what in up if kind != "masks" and not what.startswith("masked")} - {"none"}
     assert others == BESIDE.get(name, set())
 
@@ -193,9 +202,9 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
     have, lack = named
     assert sorted([*have, *lack]) == sorted(registry())
     assert {*have} == {*PAGES}
-    configured = {name for name in registry() if "secure" in find(name).config.model_fields}
+    configured = {n for n in registry() if "secure" in find(n).config.model_fields or find(n).client.MEANS}
     assert configured - {*PAGES} == {*NOTHING_TO_SUM, "feddf-al"}
-    assert all(find(name).client.SUMMED for name in PAGES)
+    assert all(find(name).client.SUMMED or find(name).client.MEANS for name in PAGES)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +237,7 @@ def test_a_page_that_also_sends_weights_refuses_secure_sums() -> None:
         )
 
 
-def test_rules_that_compare_single_weights_are_refused() -> None:
-    for rule in ("krum", "median", "clip"):
-        with pytest.raises(ConfigError, match="secure sums hide the single"):
-            find("fedavg").configure(params={"secure": True, "robust": rule})
-    with pytest.raises(MethodError, match="at least 3 parties"):
-        run(params={"secure": True, "clients_per_round": 2})
+def test_too_few_participants_are_refused() -> None:
+    message = "aggregate: secure = true needs 3 participants in a round, not 2: add clients"
+    with pytest.raises(ConfigError, match=message):
+        run(params={"clients_per_round": 2})

@@ -47,6 +47,7 @@ AMBIGUOUS = {
     "words",
     "size",
     "memory",
+    "secure",
     "selection",
     "top",
     "number",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
@@ -89,6 +91,7 @@ class Toy:
         graph: the links; None for a complete graph.
         make: the parties' networks.
         server_side: further fields of the server's context, such as rows of its own and a pretrained model.
+        aggregator: how means are taken.
     """
 
     def __init__(
@@ -104,15 +107,17 @@ class Toy:
         graph: Mapping[int, Sequence[int]] | None = None,
         make: Callable[[int], nn.Module] | None = None,
         server_side: Mapping[str, Any] | None = None,
+        aggregator: Aggregator = MEAN,
         **params: Any,
     ) -> None:
         make = make or (common if "one network" in method.needs else network)
         client_contexts = client_contexts if client_contexts is not None else contexts(n, make=make, graph=graph)
+        client_contexts = [replace(context, aggregator=aggregator) for context in client_contexts]
         self.method, self.client_contexts = method, client_contexts
         self.cfg = method.configure(preset, params)
         first = client_contexts[0]
         at_home = {"parties": len(client_contexts), "classes": CLASSES, "network": first.network, **(server_side or {})}
-        place = ClientContext(id=0, seed=first.seed, **at_home)
+        place = ClientContext(id=0, seed=first.seed, aggregator=aggregator, **at_home)
         self.server: Party[Any] | None = method.server(self.cfg, place) if method.server else None
         builders = [partial(method.party_at(place), self.cfg, place) for place in client_contexts]
         self.engine: Engine
@@ -125,7 +130,8 @@ class Toy:
             if "one network" in method.needs
             else None
         )
-        self.fed = Federation(self.engine, seed=first.seed, graph=graph, param_shapes=form)
+        how: dict[str, Any] = {"aggregator": aggregator, "means": method.client.MEANS}
+        self.fed = Federation(self.engine, seed=first.seed, graph=graph, param_shapes=form, **how)
 
     def party(self, i: int) -> Any:
         """Party i itself, where it is in this process."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import methods
+from fedloom.core.aggregate import MEAN
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
@@ -18,6 +19,7 @@ from fedloom.methods import robust
 from fedloom.methods.distillation import trust
 from fedloom.methods.vertical import fedhssl
 from fedloom.models.parts import Classifier
+from fedloom.protect.aggregators import Robust
 from tests.methods.columns import FEATURES, WIDTH, Columns
 from tests.toy import Toy, common, contexts
 
@@ -57,25 +59,29 @@ def toy(name: str, rule: str, liars: tuple[int, ...] = (), n: int = 7, f: int = 
     places = contexts(n, make=common)
     server = {"public": places[0].public, "groups": [0] * n, "group_networks": [common]}
     faults = Faults(liars=liars, lie="huge")
-    settings = {**{**SERVERS, **PEERS}[name], "robust": rule, "robust_f": f, **params}
+    settings: dict[str, Any] = {**{**SERVERS, **PEERS}[name], **params}
     method = methods.find(name.split()[0])
+    if method.client.MEANS:
+        settings["aggregator"] = MEAN if rule == "none" else Robust(rule, f)  # type: ignore[arg-type]
+    else:
+        settings |= {"robust": rule, "robust_f": f}
     return Toy(method, client_contexts=places, server_side=server, faults=faults, **settings)
 
 
 def told(toy: Toy) -> dict[str, Tensor]:
     """All that the server tells client 0 in two rounds."""
     found: dict[str, Tensor] = {}
-    call, count = toy.fed.call, 0
+    call, count = toy.engine.call, 0
 
-    def recorded(parties: Any, method: str, **options: Any) -> Any:
+    def recorded(parties: Any, method: str, shared: Any, each: Any, number: Any) -> Any:
         nonlocal count
         count += 1
-        content = {**(options.get("shared") or {}), **(options.get("each") or {}).get(0, {})}
+        content = {**shared, **(each or {}).get(0, {})}
         floats = {k: x for k, x in leaves(content) if isinstance(x, Tensor) and x.is_floating_point()}
         found.update({f"{count} {method} {k}": x.detach().clone() for k, x in floats.items()})
-        return call(parties, method, **options)
+        return call(parties, method, shared, each, number)
 
-    toy.fed.call = recorded  # type: ignore[method-assign]
+    toy.engine.call = recorded  # type: ignore[method-assign]
     toy.run(2)
     return found
 
@@ -256,7 +262,8 @@ def test_the_docs_say_for_each_method_whether_it_has_rules() -> None:
     tables = re.findall(r"^\| methods(?: without a rule)? \|.*\n((?:\|.*\n)+)", text, re.M)
     have, lack = ([*re.findall(r"`([a-z-]+)`", " ".join(r.split("|")[1] for r in t.splitlines()))] for t in tables)
     assert sorted([*have, *lack]) == sorted(methods.registry())
-    configured = {name for name in methods.registry() if "robust" in methods.find(name).config.model_fields}
+    every = {name: methods.find(name) for name in methods.registry()}
+    configured = {n for n, m in every.items() if "robust" in m.config.model_fields or m.client.MEANS}
     assert {*have} <= configured
     assert configured - {*have} == NOTHING_TO_COMBINE
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedloom.api import execute
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check
+from fedloom.methods import find
 from fedloom.remote import certs, rpc_errors, secure_sum
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
@@ -56,9 +57,12 @@ def run_of(rounds: int = 2, **changes: Any) -> RunConfig:
         "rounds": rounds,
         "data": {"clients": 4, "public_rows": 40, "test_rows": 60, "own_test_rows": 10},
         "models": {"pool": ["linear"], "norm": "none"},
-        "params": {"secure": True},
         **changes,
     }
+    if not find(values["method"]).client.MEANS:
+        values["params"] = {"secure": True, **values.get("params", {})}
+    else:
+        values["aggregate"] = {"secure": True}
     return check({"run": values}).run
 
 
@@ -79,7 +83,7 @@ def test_so_have_other_pages(method: str, field: Path) -> None:
 
 
 def test_so_have_priors_of_nodes_beside_those_of_the_active_party(field: Path) -> None:
-    params = {"secure": True, "steps": 2, "epochs": 1}
+    params = {"steps": 2, "epochs": 1}
     run = run_of(1, method="proto-evfl", params=params, data={"clients": 5, "test_rows": 50})
     same(at(run, field).summary, execute(run).summary)
 
@@ -146,12 +150,12 @@ def test_a_node_sends_no_single_reply_where_the_run_is_secure(tmp_path: Path) ->
 
     ask = RunRequest(node(tmp_path))
     try:
-        ask("open", opening(config(**{"params.secure": True})))
+        ask("open", opening(config(**{"aggregate.secure": True})))
         refusal = ask.refused("do", doing(0, ask.host))
         assert "as part of a sum only" in refusal.words
         unknown = ask.refused("do", doing(0, ask.host, mask={"sum": "x", "weight": "rows"}))
         assert unknown.code == rpc_errors.MALFORMED
-        ask("open", opening(config(**{"params.secure": False}), start=2))
+        ask("open", opening(config(**{"aggregate.secure": False}), start=2))
     finally:
         ask.close()
 

@@ -169,4 +169,7 @@ def around(party: Party[Any], models: Sequence[Mapping[str, Tensor]], weights: S
     cfg = party.cfg
     share = torch.tensor(weights, dtype=torch.float64, device=party.context.device)
     center = steps.shared_weights(party)
-    return combine_trees(models, cfg.robust, f=cfg.robust_f, center=center, weights=share / share.sum())
+    found: dict[str, Tensor] = combine_trees(
+        models, cfg.robust, f=cfg.robust_f, center=center, weights=share / share.sum()
+    )
+    return found

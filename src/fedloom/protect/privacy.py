@@ -17,3 +17,9 @@ def noisy(x: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
     """`x` with independent Gaussian noise of standard deviation `sigma`."""
     noise = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32))
     return x + sigma * noise.to(x.device, x.dtype)
+
+
+def clipping(each: Tensor, most: float) -> Tensor:
+    """The factors (n,) that shorten vectors (n, d) to norm `most`; 0 for one that is not finite."""
+    norms = each.norm(dim=1)
+    return torch.where(norms.isfinite(), most / norms.clamp_min(most), 0.0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedloom.core.page import Federation, Guarantee, Method, Party
 from fedloom.methods import robust, steps
@@ -32,12 +32,6 @@ class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
     def guarantees(self) -> tuple[Guarantee, ...]:
         """That of the weights, if `dp` is set: a mean of weights reads no rows."""
         return private.guarantees(self)
-
-    @model_validator(mode="after")
-    def _without_server(self) -> "GossipConfig":
-        if self.dp.unit == "clients":
-            raise ValueError('params.dp.unit = "clients" needs a server that adds noise: set it to "rows" or "none"')
-        return self
 
 
 @final
