@@ -104,6 +104,7 @@ PAGES: dict[str, dict[str, Any]] = {
     "fedavg-ft": {"batch_size": 16, "epochs": 1},
     "fedlp": {"batch_size": 16, "epochs": 1},
     "fedavg-adam": {"tau": 2},
+    "feddf-al": {"tau": 2, "adv": 0.0},
     "per-fedavg": {},
     "fedcp": {"batch_size": 40},
     "fedproto": {"batch_size": 40},
@@ -121,6 +122,8 @@ PAGES: dict[str, dict[str, Any]] = {
 """The methods with secure sums, with settings for a short run."""
 NOTHING_TO_SUM = {"local", "kd-only", "server-ce-only", "local-only"}
 """Configurations of these pages that send nothing."""
+RULES_ONLY = {"fd", "feddf", "fens", "fedhssl"}
+"""Methods whose server needs single replies besides their mean."""
 BESIDE = {
     "augfl": {"int64[]"},
     "proto-evfl": {"float32[30,4]", "embedded float32[30,4]"},
@@ -130,11 +133,8 @@ BESIDE = {
 
 
 def toy(name: str, *, secure: bool = True, **how: Any) -> Toy | Columns:
-    method, params = find(name), {**PAGES[name]}
-    if method.client.MEANS:
-        how["aggregator"] = Secure() if secure else MEAN
-    else:
-        params["secure"] = secure
+    method, params = find(name), PAGES[name]
+    how["means"] = Secure() if secure else MEAN
     if method.setting == "vertical":
         return Columns(method, 5, **params, **how)
     places = contexts(4, make=common)
@@ -156,10 +156,7 @@ def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) 
     apart = {k: float((x - like[k]).abs().max()) for k, x in found.items() if x.numel() and not k.endswith("priors")}
     assert 0 < max(apart.values()) < 0.01
     up = {(e.kind, e.what) for e in secure.fed.ledger if e.sender in ("client", "party")}
-    assert {kind for kind, what in up if what.startswith("masked")} == {
-        *find(name).client.SUMMED,
-        *find(name).client.MEANS,
-    }
+    assert {kind for kind, what in up if what.startswith("masked")} == {*find(name).client.MEANS}
     others = {what for kind, what in up if kind != "masks" and not what.startswith("masked")} - {"none"}
     assert others == BESIDE.get(name, set())
 
@@ -202,39 +199,35 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
     have, lack = named
     assert sorted([*have, *lack]) == sorted(registry())
     assert {*have} == {*PAGES}
-    configured = {n for n in registry() if "secure" in find(n).config.model_fields or find(n).client.MEANS}
-    assert configured - {*PAGES} == {*NOTHING_TO_SUM, "feddf-al"}
-    assert all(find(name).client.SUMMED or find(name).client.MEANS for name in PAGES)
+    configured = {name for name, one in registry().items() if one.client.MEANS and one.server is not None}
+    assert configured - {*PAGES} == {*NOTHING_TO_SUM, *RULES_ONLY}
 
 
 @pytest.mark.parametrize(
-    ("method", "params"),
+    ("method", "params", "message"),
     [
-        ("fedal", {}),
-        ("fedmd", {"trust": "distance"}),
-        ("fedmd", {"coding": "int8"}),
-        ("fedmd", {"average": "probabilities"}),
-        ("fedal", {"adv": 0.0, "coding": "float16"}),
-        ("fccl", {"coding": "top-k", "top_k": 2}),
-        ("cfd", {"bits": 1}),
-        ("cfd", {"trust": "kernel"}),
-        ("augfl", {"clients_per_round": 4}),
+        ("fedal", {}, "the adversary compares single answers: set params.adv = 0"),
+        ("feddf-al", {}, "the adversary compares single answers: set params.adv = 0"),
+        ("fedmd", {"trust": "distance", "average": "logits"}, 'params.trust = "distance" weighs single answers'),
+        ("fedmd", {"coding": "int8"}, 'set params.coding = "float32", not "int8"'),
+        ("fedmd", {"average": "probabilities"}, 'set params.average = "logits"'),
+        ("fedal", {"adv": 0.0, "coding": "float16"}, 'set params.coding = "float32"'),
+        ("fccl", {"coding": "top-k", "top_k": 2}, 'set params.coding = "float32"'),
+        ("cfd", {"bits": 1}, "leave params.bits out"),
+        ("cfd", {"trust": "kernel"}, 'params.trust = "kernel" weighs single answers'),
+        ("augfl", {"clients_per_round": 4}, 'set params.clients_per_round to "none"'),
+        ("fd", {}, "each client gets the mean of the others"),
+        ("feddf", {}, "use fedavg-adam, which only averages"),
+        ("fens", {}, "each client's model is sent to all clients"),
+        ("fedhssl", {}, "embeddings are sent one by one"),
+        ("gossip", {}, "the peers of gossip take means themselves"),
+        ("fedpcl", {}, "fedpcl takes no mean of clients' replies"),
     ],
 )
-def test_what_needs_single_contributions_is_refused(method: str, params: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="secure sums hide"):
-        find(method).configure(params={"secure": True, **params})
-
-
-def test_a_page_that_also_sends_weights_refuses_secure_sums() -> None:
-    with pytest.raises(ConfigError, match="feddf-al also sends each client's weights"):
-        Toy(
-            find("feddf-al"),
-            make=common,
-            secure=True,
-            adv=0.0,
-            server_side={"groups": [0] * 4, "group_networks": [common]},
-        )
+def test_what_needs_single_contributions_is_refused(method: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check({"run": {"method": method, "data": {"clients": 5}, "params": params, "aggregate": {"secure": True}}})
+    assert message in str(error.value)
 
 
 def test_too_few_participants_are_refused() -> None:

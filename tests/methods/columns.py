@@ -74,7 +74,7 @@ class Columns:
         preset: of the method, with `params` over it.
         relabel: changes the active party's labels.
         make: the parties' networks.
-        aggregator: how means are taken.
+        means: how means are taken.
 
     Attributes:
         heard: every message so far, as it was handed over.
@@ -94,7 +94,7 @@ class Columns:
         preset: str = "recommended",
         relabel: Callable[[Tensor], Tensor] = lambda y: y,
         make: Callable[[int], nn.Module] = extractor,
-        aggregator: Aggregator = MEAN,
+        means: Aggregator = MEAN,
         **params: Any,
     ) -> None:
         self.method = method
@@ -105,7 +105,7 @@ class Columns:
         labels[every[0].index[:aligned]] = relabel(y)
         first = every[0]
         shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
-        shared["aggregator"] = aggregator
+        shared["aggregator"] = means
         own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
         assert method.server is not None
         self.active: Any = method.server(self.cfg, ClientContext(id=0, data=own, **shared))
@@ -122,7 +122,7 @@ class Columns:
         builders = [partial(method.client, self.cfg, context) for context in self.contexts]
         engine: type[Any] = IsolatedEngine if isolated else LocalEngine
         self.engine: Engine = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
-        how: dict[str, Any] = {"aggregator": aggregator, "means": method.client.MEANS}
+        how: dict[str, Any] = {"aggregator": means, "means": method.client.MEANS}
         self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,), **how)
         self.heard: list[Heard] = []
         self._listen()

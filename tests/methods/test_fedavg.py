@@ -197,7 +197,7 @@ def test_any_module_will_do_where_all_is_shared() -> None:
 def liar(how: Aggregator, lie: str) -> Toy:
     """Three rounds of seven clients with like data, of which one lies in every reply."""
     faults = Faults(liars=(2,), lie=lie)
-    return Toy(FEDAVG, 7, faults=faults, epochs=2, batch_size=8, lr=0.05, aggregator=how).run(3)
+    return Toy(FEDAVG, 7, faults=faults, epochs=2, batch_size=8, lr=0.05, means=how).run(3)
 
 
 @pytest.mark.parametrize("lie", ["flip", "huge"])
@@ -214,5 +214,5 @@ def test_a_robust_rule_keeps_a_liar_from_the_weights(rule: Rule, lie: str) -> No
 
 
 def test_a_round_with_too_few_replies_changes_nothing() -> None:
-    toy = Toy(FEDAVG, 5, faults=Faults(dropout=1.0), aggregator=Robust("krum")).run(1)
+    toy = Toy(FEDAVG, 5, faults=Faults(dropout=1.0), means=Robust("krum")).run(1)
     assert toy.server is not None and close(toy.server.weights, initial(), 0.0)

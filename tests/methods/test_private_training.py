@@ -76,8 +76,8 @@ def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_desce
 @pytest.mark.parametrize("unit", ["rows", "clients"])
 @pytest.mark.parametrize("personal_head", [False, True])
 def test_all_engines_give_the_same_bits_and_noise_changes_them(unit: str, personal_head: bool) -> None:
-    by = {"dp": BY_ROWS} if unit == "rows" else {"aggregator": noisy(0.5)}
-    more = {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"aggregator": noisy(5.0)}
+    by = {"dp": BY_ROWS} if unit == "rows" else {"means": noisy(0.5)}
+    more = {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
     given = {**SMALL, "personal_head": personal_head, **by}
     loop, isolated, batched = (
         Toy(FEDAVG, 3, **given, **how).run(2) for how in ({}, {"isolated": True}, {"batched": True})
@@ -103,7 +103,7 @@ def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_t
     opposite = {k: w - 1.0 for k, w in start.items()}
     assert float((moved([*sent[:2], opposite]) - whole).norm()) == pytest.approx(2 * 0.2 / 3, rel=1e-4)
     assert float((moved([*sent[:2], start]) - whole).norm()) == pytest.approx(0.2 / 3, rel=1e-4)
-    server: Any = Toy(FEDAVG, 4, **SMALL, aggregator=noisy(50.0)).run(1).server
+    server: Any = Toy(FEDAVG, 4, **SMALL, means=noisy(50.0)).run(1).server
     noise = torch.cat([w.flatten() for w in server.weights.values()])
     assert float(noise.std()) == pytest.approx(50 * 0.2 / 4, rel=0.2)
 

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fedloom.api import execute
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check
-from fedloom.methods import find
 from fedloom.remote import certs, rpc_errors, secure_sum
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
@@ -57,12 +56,9 @@ def run_of(rounds: int = 2, **changes: Any) -> RunConfig:
         "rounds": rounds,
         "data": {"clients": 4, "public_rows": 40, "test_rows": 60, "own_test_rows": 10},
         "models": {"pool": ["linear"], "norm": "none"},
+        "aggregate": {"secure": True},
         **changes,
     }
-    if not find(values["method"]).client.MEANS:
-        values["params"] = {"secure": True, **values.get("params", {})}
-    else:
-        values["aggregate"] = {"secure": True}
     return check({"run": values}).run
 
 

@@ -114,14 +114,13 @@ class Combined:
         weight: the sum of the replies' weights, or their number if all count alike. With weights by class a tensor
             (K,), which is 0 for a class of which there is no mean.
         ids: the parties whose replies are part of it.
-        seen: the single replies by id; None where the run hides them.
+        seen: the single replies by id, as they came; None where the run hides them.
     """
 
     value: Any
     weight: Any
     ids: tuple[int, ...]
     seen: Mapping[int, Any] | None = None
-    mean: Any = None
 
     @property
     def replies(self) -> Mapping[int, Any]:

@@ -6,7 +6,7 @@ calls the other parties with `call`, lets them exchange messages with `exchange`
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -126,11 +126,12 @@ class Federation:
             MethodError: every party raised, which means an error in the page; the page does not define the method; or
                 both `expect` and `expects` are given.
         """
-        if self.aggregator.hidden and method in (self.means_of_page or ()):
+        ids = list(parties)
+        if self.aggregator.hidden and method in (self.means_of_page or ()) and not self.colocated.issuperset(ids):
             raise MethodError(
                 f"[aggregate] {self.aggregator} hides single replies to {method!r} of MEANS: call it by fed.mean"
             )
-        return self._call(list(parties), method, shared, each, expect, expects, check, min_replies)
+        return self._call(ids, method, shared, each, expect, expects, check, min_replies)
 
     def _call(
         self,
@@ -224,16 +225,16 @@ class Federation:
         method: str,
         *,
         expect: Mapping[str, Template],
-        each: Mapping[str, Mapping[str, Any]],
         around: Mapping[str, Any],
         shared: Mapping[str, Any] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
         weight: str | None = None,
     ) -> dict[str, Combined]:
         """As `mean`, of each group of parties; `expect`, `each` and `around` are by group. Groups with too few replies
         are left out."""
         self._check_listed(method)
         group = {i: g for g, ids in groups.items() for i in ids}
-        own = {i: each[g] for i, g in group.items()}
+        own = {i: each[g] for i, g in group.items()} if each else None
         if self.aggregator.secure:
             sums = {g: self._sum(ids, method, expect[g], shared, own, weight) for g, ids in groups.items()}
             return {g: mean for g, mean in sums.items() if mean is not None}
@@ -279,12 +280,7 @@ class Federation:
         self._means += 1
         value = how.combine(list(values.values()), weights, around=around, kind=kind, key=key)
         self.contributions.update(replies.keys())
-        return Combined(value, total, tuple(replies), None if how.hidden else values)
-
-    def sum(self, parties: Iterable[int], method: str, **how: Any) -> Any:
-        """Until every page calls `mean`."""
-        found = self._sum(list(parties), method, **{"shared": None, "each": None, "weight": None, **how})
-        return None if found is None else replace(found, mean=found.value)
+        return Combined(value, total, tuple(replies), None if how.hidden else replies)
 
     def _sum(
         self,

@@ -53,7 +53,6 @@ class Party(Generic[ConfigT]):
     CALLS: ClassVar[tuple[str, ...]] = ()
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
     MEANS: ClassVar[tuple[str, ...]] = ()
-    SUMMED: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: ConfigT, context: ClientContext) -> None:
         self._network: Network | None = None

@@ -25,12 +25,12 @@ from fedloom.core.page import (
     SGD,
     Federation,
     MethodConfig,
+    MethodError,
     ModelError,
     Party,
     Template,
     Tree,
     floats,
-    weighted_mean,
 )
 
 TUNED = "tuned"
@@ -154,27 +154,6 @@ def norm_of(weights: Mapping[str, Tensor]) -> Tensor:
 def set_weights(party: Party[Any], weights: Mapping[str, Any]) -> None:
     """Replace the named weights of the party's network; the others are kept."""
     party.params = {**party.params, **weights}
-
-
-def secure_average(
-    fed: Federation, server: Any, clients: Sequence[int], shared: Mapping[str, Any], template: Template
-) -> None:
-    """Set a server's `weights` to the mean of those in the replies to `update`, weighted by `rows`, by a secure sum: it
-    learns the mean and the sum of the rows only. It keeps its weights if too few clients are left for a sum."""
-    found = fed.sum(clients, "update", shared=shared, expect=template, weight="rows")
-    if found is not None:
-        server.weights = found.mean["weights"]
-
-
-def each_or_mean(
-    fed: Federation, clients: Sequence[int], shared: Mapping[str, Any], template: Template, secure: bool, least: int = 1
-) -> dict[int, Any]:
-    """The replies to `update`, at least `least`. With `secure` each is replaced by their mean, by a secure sum: enough
-    for a server that only adds them up."""
-    if not secure:
-        return fed.call(clients, "update", shared=shared, expect=template, min_replies=least)
-    found = fed.sum(clients, "update", shared=shared, expect=template)
-    return {} if found is None else dict.fromkeys(found.ids, found.mean)
 
 
 def broadcast(server: Any) -> dict[str, Tree]:
@@ -343,10 +322,45 @@ def models_of(party: Party[Any], inbox: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 def average(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
-    """Set the party's weights to the weighted mean of the models in `weights`, and note the mixing weights."""
+    """Set the party's weights to the weighted mean of the models in `weights`, its own among them, as the run takes
+    means, and note the mixing weights. With too few models for a robust rule it keeps its own."""
+    if len(weights) < party.context.aggregator.least:
+        weights = {party.context.id: 1.0}
+    else:
+        set_weights(party, mean_of(party, [models[j] for j in weights], [*weights.values()]))
     total = sum(weights.values())
-    set_weights(party, weighted_mean([dict(models[j]) for j in weights], list(weights.values())))  # type: ignore[arg-type]
     note_mixing(party, {j: weight / total for j, weight in weights.items()})
+
+
+def mean_of(party: Party[Any], models: Sequence[Any], weights: Sequence[float]) -> dict[str, Tensor]:
+    """The weighted mean of models at a peer, as the run takes means: a robust rule is applied around its own weights.
+
+    With `clip` this is ClippedGossip: L. He, S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning via
+    ClippedGossip", 2022.
+    """
+    found: dict[str, Tensor] = party.context.aggregator.combine(models, weights, around=shared_weights(party))
+    return found
+
+
+def check_models(fed: Federation, most: int | None) -> None:
+    """Check that each peer can get as many models as the run's mean needs, its own among them.
+
+    Args:
+        fed: knows the graph.
+        most: the largest number of neighbours that a peer asks; None for all.
+
+    Raises:
+        MethodError: a peer cannot.
+    """
+    everyone, how = fed.engine.ids, fed.aggregator
+    for i in everyone if how.least > 1 else ():
+        near = len(everyone) - 1 if fed.graph is None else len(fed.graph.get(i, ()))
+        models = 1 + (near if most is None else min(near, most))
+        if models < how.least:
+            raise MethodError(
+                f"aggregate: {how} needs {how.least} models at a peer, its own among them, but peer {i} gets at most "
+                f"{models}: add neighbours, or choose another rule"
+            )
 
 
 def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.core.aggregate import Kinds, Mean, Weights
 from fedloom.core.errors import MethodError
 from fedloom.core.fixed_point import LEAST
-from fedloom.core.message import leaves
+from fedloom.core.message import leaves, zip_tensors
 from fedloom.protect.noise import Draws
 from fedloom.protect.privacy import clipping
 from fedloom.protect.robust import (
@@ -71,10 +71,9 @@ class Robust:
         """See `Aggregator.combine`. Without `around`, `clip` and `centered` start at the median. Of weights by class
         only counts whether they are 0: each class is combined over the replies that have it, if they are enough."""
         if isinstance(weights, Tensor):
-            return self._by_class(replies, weights > 0, kind)
+            return zip_tensors(lambda each: self._by_class(torch.stack(each), weights > 0, kind), replies)
         if isinstance(kind, Mapping):
-            parts = {k: None if around is None else around[k] for k in kind}
-            return {k: self.combine([r[k] for r in replies], around=parts[k], kind=kind[k]) for k in kind}
+            return {k: self.combine([reply[k] for reply in replies], kind=kind[k]) for k in replies[0]}
         if kind != "values":
             rule = combine_logits if kind == "logits" else combine_probabilities
             return rule(torch.stack([*replies]), self.rule, f=self.f)
@@ -85,11 +84,11 @@ class Robust:
             shares = shares / shares.sum()
         return combine_trees(replies, self.rule, f=self.f, center=around, weights=shares)
 
-    def _by_class(self, replies: Sequence[Tensor], present: Tensor, kind: Kinds) -> Tensor:
-        values = torch.stack([*replies])  # (n, K, ...)
+    def _by_class(self, values: Tensor, present: Tensor, kind: Kinds) -> Tensor:
+        """The aggregate (K, ...) of values (n, K, ...), by the mask `present` (n, K); 0 where too few have a class."""
         found = torch.zeros_like(values[0])
         for k in (present.sum(0) >= self.least).nonzero().flatten().tolist():
-            found[k] = self.combine(list(values[present[:, k], k]), kind=kind)
+            found[k] = self.combine([*values[present[:, k], k]], kind=kind)
         return found
 
     def __str__(self) -> str:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fedloom.core.message import leaves, map_tensors
 
-Rule: TypeAlias = Literal["none", "mean", "clip", "median", "trimmed", "krum", "multikrum", "centered"]
+Rule: TypeAlias = Literal["mean", "clip", "median", "trimmed", "krum", "multikrum", "centered"]
 CENTERED_STEPS: Final = 3
 """Steps of centered clipping in one aggregation."""
 
 
 def needed(rule: Rule, f: int) -> int:
     """The smallest number of vectors with which a rule withstands f arbitrary ones; 1 for `mean`."""
-    return 1 if rule in ("none", "mean") else 2 * f + 3 if rule in ("krum", "multikrum") else 2 * f + 1
+    return 1 if rule == "mean" else 2 * f + 3 if rule in ("krum", "multikrum") else 2 * f + 1
 
 
 def combine(

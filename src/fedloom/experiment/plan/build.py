@@ -6,7 +6,7 @@ from typing import Any, Final
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_statistics, warn_of_refits
+from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_groups, check_statistics, warn_of_refits
 from fedloom.experiment.plan.pretrained import PretrainedConfig, server_pretrained
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan, Setting
@@ -66,6 +66,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     )
     warn_of_refits(plan)
     check_feature_dims(plan)
+    check_groups(plan)
     check_statistics(plan)
     if own_model is not None:
         clients = plan.contexts

@@ -26,20 +26,33 @@ Differs:
     References are evaluation-mode outputs on the stage's batches, made once at its start.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, final
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
+from fedloom.core.page import (
+    SGD,
+    Adam,
+    Aggregator,
+    Combined,
+    Federation,
+    Kinds,
+    Method,
+    Party,
+    Tree,
+    cap_rows,
+    kl,
+    kl_gradient,
+    reverse_kl_gradient,
+)
 from fedloom.methods.distillation import steps, trust
-from fedloom.methods.robust import least_replies
 from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
 
 
@@ -70,7 +83,7 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     """Optimizer of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
     include_self: bool | None = None
     """Whether a client's target is the mean of all clients instead of the mean of the others, (5); None for true
-    with trust or a robust rule. With false, a client with trust is sent its own weights."""
+    with trust. With false, a client with trust is sent its own weights."""
     kl_direction: Literal["forward", "reverse"] = "forward"
     """KL(target || p), or KL(p || target)."""
     average: Literal["logits", "probabilities"] | None = None
@@ -80,20 +93,20 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     variances: bool = False
     """Whether parties note the variance of each term's gradient between batches, (46)-(51)."""
 
-    @model_validator(mode="after")
-    def _all_or_each(self) -> "FedALConfig":
-        if self.secure and (self.adv or not self.averages_logits):
-            raise ValueError(
-                "secure sums hide the single answers that adv compares: set adv = 0, and leave average out"
-            )
-        if self.robust != "none" and self.include_self is False:
-            raise ValueError("no client can remove its answer from a robust mean: leave params.include_self out")
-        return self
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: an adversary compares single answers, and a client may remove its own."""
+        if self.adv and aggregator.hidden:
+            return "the adversary compares single answers: set params.adv = 0"
+        if not self.averages_logits and aggregator.secure:
+            return 'clients send logits: set params.average = "logits", or leave it out'
+        if self.include_self is False and aggregator.even:
+            return "no client can remove its own answer from the result: leave params.include_self out"
+        return super().refuses(aggregator)
 
     @property
     def includes_self(self) -> bool:
         """`include_self` or its default."""
-        return (self.trust != "uniform" or self.robust != "none") if self.include_self is None else self.include_self
+        return self.trust != "uniform" if self.include_self is None else self.include_self
 
     @property
     def averages_logits(self) -> bool:
@@ -174,14 +187,16 @@ def transfer_step(
 
 def target_of(f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]) -> Tensor:
     """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own logits f (B, K), and the
-    own weights in the mean `share` (B,), or None where they are equal."""
+    own weights in the mean `share` (B,), or None where they are equal. It is the mean itself if the run takes another
+    one than (5), from which no answer can be removed."""
     cfg, classes = client.cfg, client.context.classes
     own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
     value = own if cfg.averages_logits else F.softmax(own / temperature, -1)
     if share is not None:
         others = trust.without(value, average, share)
     else:
-        others = average if cfg.includes_self else steps.mean_of_others(value, average, n)
+        whole = cfg.includes_self or client.context.aggregator.even
+        others = average if whole else steps.mean_of_others(value, average, n)
     return F.softmax(others / temperature, -1) if cfg.averages_logits else others
 
 
@@ -212,39 +227,57 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
         server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer)
 
 
-def judge(
-    server: Party[FedALConfig], logits: Mapping[int, Tree], t: int, i: int
-) -> tuple[Tree, dict[int, dict[str, Tree]]]:
+def answers_of(server: Party[FedALConfig], logits: Tensor) -> Tensor:
+    """The quantity (..., K) that is averaged, of logits (..., K)."""
+    return logits if server.cfg.averages_logits else F.softmax(logits / server.cfg.kd_temperature, -1)
+
+
+def read(server: Party[FedALConfig], n: int, sent: Tree) -> Tensor:
+    """An answer (B, K), decoded, as it enters the mean."""
+    return answers_of(server, server.cfg.decode(sent, server.context.classes))
+
+
+def judge(server: Party[FedALConfig], found: Combined, t: int, i: int) -> tuple[Tree, dict[int, dict[str, Tree]]]:
     """Lines 12-16.
 
     Args:
         server: holds the discriminator.
-        logits: each client's (B, K), encoded, by its number.
+        found: the mean answer (B, K), and each client's logits (B, K), encoded.
         t, i: which public batch.
 
     Returns:
         The mean answer (B, K), and for each client its `gradient` (B, K), all encoded, but no gradient with
         adv = 0; with trust its `share` (B,) of the mean, if it is to remove its own answer.
     """
-    cfg, author_of = server.cfg, partial(author_loss, server)
-    f = torch.stack([cfg.decode(z, server.context.classes) for z in logits.values()])  # (n, B, K)
-    answers = f if cfg.averages_logits else F.softmax(f / cfg.kd_temperature, -1)
-    average, shares = trust.average(server, list(logits), partial(steps.public_numbers, server, t, i), answers, f)
-    mean, each = cfg.encode_dense(average), dict[int, dict[str, Tree]]((n, {}) for n in logits)
-    if shares is not None and not cfg.includes_self:
-        each = {n: {"share": share.float()} for n, share in zip(logits, shares, strict=True)}
-    if not cfg.adv:
-        return mean, each
-    author = torch.tensor(list(logits), device=f.device).repeat_interleave(f.shape[1])
-    if cfg.variances:  # (51) is about each client's rows
+    cfg, average, each = server.cfg, found.value, dict[int, dict[str, Tree]]((n, {}) for n in found.ids)
+    if not cfg.adv and cfg.trust == "uniform":
+        return cfg.encode_dense(average), each  # line 15 alone
+    f = torch.stack([cfg.decode(z, server.context.classes) for z in found.replies.values()])  # (n, B, K)
+    if cfg.trust != "uniform":
+        rows = partial(steps.public_numbers, server, t, i)
+        average, shares = trust.average(server, found.ids, rows, answers_of(server, f), f)
+        if not cfg.includes_self:
+            each = {n: {"share": share.float()} for n, share in zip(found.ids, shares, strict=True)}
+    mean = cfg.encode_dense(average)
+    if cfg.adv:
+        for n, gradient in zip(found.ids, adversary(server, found.ids, f), strict=True):
+            each[n]["gradient"] = cfg.encode_dense(gradient)
+    return mean, each
+
+
+def adversary(server: Party[FedALConfig], clients: Sequence[int], f: Tensor) -> Tensor:
+    """Lines 13 and 16: a step of the discriminator on the clients' logits f (n, B, K); then ∂U_n/∂f_n (n, B, K)."""
+    author_of = partial(author_loss, server)
+    author = torch.tensor(list(clients), device=f.device).repeat_interleave(f.shape[1])
+    if server.cfg.variances:  # (51) is about each client's rows
         pairs = zip(f, author.view(len(f), -1), strict=True)
         variances = torch.stack([gradient_variance(server, author_of, *own) for own in pairs])
         server.note("gradient variance discriminator", variances.mean())
     server.minimize(author_of, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
     f.requires_grad_()
     u = -author_of(f.flatten(0, 1), author, reduction="sum")  # line 16: U with the new weights
-    (gradients,) = torch.autograd.grad(u, f)  # (n, B, K): each row's own, not averaged
-    return mean, {n: {**each[n], "gradient": cfg.encode_dense(g)} for n, g in zip(logits, gradients, strict=True)}
+    (gradients,) = torch.autograd.grad(u, f)  # each row's own, not averaged
+    return gradients
 
 
 def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean") -> Tensor:
@@ -269,7 +302,7 @@ class FedALClient(Party[FedALConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "reference")
     CALLS = ("local_train", "introduce", "predict", "distil")
-    SUMMED = ("predict",)
+    MEANS = ("predict",)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -306,7 +339,7 @@ class FedALBlackBox(Party[FedALConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted")
-    CALLS, SUMMED = FedALClient.CALLS, FedALClient.SUMMED
+    CALLS, MEANS = FedALClient.CALLS, FedALClient.MEANS
     setup, local_train, infer = steps.init_black_box, steps.refit, steps.evaluation_log_probs
     introduce = trust.introduce
 
@@ -347,18 +380,14 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedALConfig
     if not cfg.exchanges:
         return
     trust.meet(fed, server, chosen)
-    answer, least = cfg.template(server.context.classes), least_replies(cfg, 2)
+    kind: Kinds = "logits" if cfg.averages_logits else "probabilities"
+    how: dict[str, Any] = {"expect": cfg.template(server.context.classes), "read": partial(read, server), "kind": kind}
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
-        if cfg.secure:  # line 15 alone
-            if (found := fed.sum(chosen, "predict", shared=batch, expect=answer)) is not None:
-                fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": found.mean})
-            continue
-        logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=least)  # lines 9-11
-        if not logits:
-            continue
-        mean, gradients = judge(server, logits, t, i)  # lines 12-16
-        fed.call(logits, "distil", shared={**batch, "n": len(logits), "mean": mean}, each=gradients)  # lines 17-18
+        found = fed.mean(chosen, "predict", shared=batch, **how, min_replies=2)  # lines 9-11, 15
+        if found is not None:
+            mean, each = judge(server, found, t, i)  # lines 12-16
+            fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": mean}, each=each)  # lines 17-18
     yield "transfer"
 
 

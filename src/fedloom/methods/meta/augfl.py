@@ -40,9 +40,10 @@ Differs:
     θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeAlias, final
 
 import torch
 from pydantic import Field, model_validator
@@ -51,6 +52,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import (
     SGD,
+    Aggregator,
     ConfigError,
     Federation,
     MessageError,
@@ -65,12 +67,12 @@ from fedloom.core.page import (
     map_tensors,
     sample_plan,
 )
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.methods.meta import crd
 from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
 
 
-class AugFLConfig(robust.RobustSettings, MetaConfig):
+class AugFLConfig(MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
     hvp: Hessian = "exact"
@@ -111,8 +113,6 @@ class AugFLConfig(robust.RobustSettings, MetaConfig):
     """Learning rate of CRD's two linear maps."""
     crd_weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of CRD's two linear maps."""
-    secure: bool = False
-    """Whether the server learns the sum of the u_i only, by a secure sum, not each. Needs clients_per_round = none."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "AugFLConfig":
@@ -123,9 +123,20 @@ class AugFLConfig(robust.RobustSettings, MetaConfig):
         if self.weight and not (self.on_rows or self.taught):
             terms = "set one of params.crd, kl, ce, l2 above 0, or params.lam=0"
             raise ValueError(f"{self.weight} weights no term: {terms}")
-        if self.secure and self.clients_per_round is not None:
-            raise ValueError("secure sums hide the u_i of absent clients: set params.clients_per_round to none")
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: the server knows the u_i of absent clients, and the numbers of rows."""
+        if aggregator.hidden and not aggregator.secure:
+            return "the numbers of rows are sent without noise"
+        if aggregator.hidden and self.clients_per_round is not None:
+            return 'the server keeps the u_i of absent clients: set params.clients_per_round to "none"'
+        return ""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether clients take part."""
+        return self.federated
 
     @property
     def weight(self) -> str:
@@ -154,7 +165,7 @@ class AugFLClient(Party[AugFLConfig]):
     STATE = ("params", "buffers", "opt", "dual")
     ROLE = "client"
     CALLS = ("size", "update")
-    SUMMED = ("update",)
+    MEANS = ("update",)
     prepare = steps.prepare
 
     def setup(self) -> None:
@@ -185,7 +196,6 @@ class AugFLServer(Party[AugFLConfig]):
 
     def setup(self) -> None:
         """Line 2: θ^0. The pretrained model is read when it is first needed."""
-        robust.check(self)
         cfg, device = self.cfg, self.context.device
         network = self.context.build()
         self.network(Features(network) if cfg.on_rows else network, SGD(1.0))
@@ -224,7 +234,9 @@ class AugFLServer(Party[AugFLConfig]):
         which, counts = torch.tensor(list(sizes), dtype=torch.int64), [int(n) for n in sizes.values()]
         self.rows = self.rows.index_put((which.to(self.rows.device),), self.rows.new_tensor(counts))
 
-    def step(self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int]) -> None:
+    def step(
+        self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int], add: "Add | None" = None
+    ) -> None:
         """Line 11, (13).
 
         Args:
@@ -232,6 +244,7 @@ class AugFLServer(Party[AugFLConfig]):
             replies: u_i by client, of the participants, if there are any.
             rho: ρ.
             clients: all clients of the sums.
+            add: adds up trees.
         """
         theta, n = self.theta, len(clients)
         sent = [{k: u - rho * theta[k] for k, u in reply["u"].items()} for reply in replies.values()]
@@ -240,7 +253,7 @@ class AugFLServer(Party[AugFLConfig]):
             self._recover(replies, theta, rho)
         elif self.cfg.federated:
             n = len(replies)
-        moved = robust.total(sent, theta, self.cfg)  # Σ (u_i - ρ θ)
+        moved = (add or plain_sum)(sent, theta)  # Σ (u_i - ρ θ)
         lam = (self.cfg.lam or 0.0) if self.cfg.kd_lr is None else self.cfg.kd_lr * rho * len(clients)
         for k, g in self.transfer(t).items():
             moved[k] -= lam * n / len(clients) * g
@@ -332,6 +345,27 @@ class AugFLServer(Party[AugFLConfig]):
         return slopes
 
 
+Add: TypeAlias = Callable[[Sequence[Mapping[str, Tensor]], Mapping[str, Tensor]], dict[str, Tensor]]
+"""From trees, and one of their structure, to their sum."""
+
+
+def plain_sum(trees: Sequence[Mapping[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sum of trees like `like`."""
+    found = {k: torch.zeros_like(x) for k, x in like.items()}
+    for tree in trees:
+        for k, x in tree.items():
+            found[k] += x
+    return found
+
+
+def sum_by_rule(
+    fed: Federation, trees: Sequence[Mapping[str, Tensor]], like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Their number times their aggregate by the run's robust rule, around zero."""
+    mean = fed.combine(dict(enumerate(trees)), around={k: torch.zeros_like(x) for k, x in like.items()})
+    return plain_sum((), like) if mean is None else {k: len(trees) * x for k, x in mean.value.items()}
+
+
 def own(name: str) -> str:
     """A client's name of the parameter that the server calls `name`."""
     return name.removeprefix("network.")
@@ -347,11 +381,15 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     known = [i for i in clients if server.rows[i]]
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
-    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": robust.all_rows(server.rows[known], cfg)}
-    u, least = {"u": dict(fed.param_shapes)}, robust.least_replies(cfg)
-    replies = steps.each_or_mean(fed, chosen, shared, u, cfg.secure, least)  # lines 4-10
-    if replies:
-        server.step(t, replies, rho, known)  # line 11
+    rows, even = server.rows[known], fed.aggregator.even  # by a rule, the median claim times the number of claims
+    count = len(rows) * rows.median() if even and len(rows) else rows.sum()
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(count)}
+    found = fed.mean(chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)})  # lines 4-10
+    if found is not None:
+        # The sum also has the last u_i of absent clients: so a rule is applied to all of them, here.
+        secure = fed.aggregator.secure  # as many times their mean then
+        replies = dict.fromkeys(found.ids, found.value) if secure else found.replies
+        server.step(t, replies, rho, known, partial(sum_by_rule, fed) if even else None)  # line 11
     yield "round"
 
 

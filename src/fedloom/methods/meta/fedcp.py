@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.methods.steps import HEAD, Features, MetaConfig, linear
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
@@ -45,7 +45,7 @@ GLOBAL = "global_head"
 """Name of the global head within `ConditionalNetwork`."""
 
 
-class FedCPConfig(robust.RobustSettings, MetaConfig):
+class FedCPConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -60,8 +60,6 @@ class FedCPConfig(robust.RobustSettings, MetaConfig):
     """λ: weight of MMD."""
     tau: float = Field(1.0, gt=0)
     """Temperature τ of the policy's softmax."""
-    secure: bool = False
-    """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -121,7 +119,7 @@ class FedCPClient(Party[FedCPConfig]):
     STATE = ("params", "buffers", "opt", "trained")
     ROLE = "client"
     CALLS = ("update",)
-    SUMMED = ("update",)
+    MEANS = ("update",)
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""
@@ -190,11 +188,10 @@ class FedCPServer(Party[FedCPConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, robust.combine_weights
+    broadcast = steps.broadcast
 
     def setup(self) -> None:
         """The first extractor, global head and policy."""
-        robust.check(self)
         with self.seeded("policy"):
             params = steps.trainable_weights(ConditionalNetwork(self.context.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
@@ -203,16 +200,11 @@ class FedCPServer(Party[FedCPConfig]):
 def round(fed: Federation, server: FedCPServer, clients: Sequence[int], cfg: FedCPConfig, t: int) -> Iterator[str]:
     """One round of the chosen clients."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    template: Template = {"weights": dict(server.weights), "rows": Shape("int64")}
-    least = robust.least_replies(cfg)
-    shared = {"t": t, "weights": server.weights}
-    if cfg.secure:
-        steps.secure_average(fed, server, chosen, shared, template)
-        yield "round"
-        return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)
-    if replies:
-        server.average(replies)
+    sent = {"weights": server.weights}
+    template: Template = {**sent, "rows": Shape("int64")}
+    mean = fed.mean(chosen, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)
+    if mean is not None:
+        server.weights = mean.value["weights"]
     yield "round"
 
 

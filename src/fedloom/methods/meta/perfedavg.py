@@ -24,11 +24,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.methods.steps import Hessian, MetaConfig
 
 
-class PerFedAvgConfig(robust.RobustSettings, MetaConfig):
+class PerFedAvgConfig(MetaConfig):
     """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
 
     local_steps: int = Field(1, ge=1)
@@ -39,8 +39,6 @@ class PerFedAvgConfig(robust.RobustSettings, MetaConfig):
     """Hessian-vector product: exact, by differences (fd, fd_normalized), or omitted (first_order)."""
     delta: float = Field(1e-3, gt=0)
     """Step of the difference of gradients (δ)."""
-    secure: bool = False
-    """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -55,7 +53,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
     CALLS = ("update",)
-    SUMMED = ("update",)
+    MEANS = ("update",)
     prepare = steps.prepare
 
     def setup(self) -> None:
@@ -77,11 +75,10 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, robust.combine_weights
+    broadcast = steps.broadcast
 
     def setup(self) -> None:
         """The initial weights."""
-        robust.check(self)
         self.weights = steps.trainable_weights(self.context.build())
 
 
@@ -91,15 +88,10 @@ def round(
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
-    least = robust.least_replies(cfg)
-    shared = {"weights": server.weights}
-    if cfg.secure:
-        steps.secure_average(fed, server, chosen, shared, template)
-        yield "round"
-        return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)  # lines 3-9
-    if replies:
-        server.average(replies)  # line 10
+    sent = {"weights": server.weights}
+    mean = fed.mean(chosen, "update", shared=sent, expect=template, weight="rows", around=sent)  # lines 3-9
+    if mean is not None:
+        server.weights = mean.value["weights"]  # line 10
     yield "round"
 
 

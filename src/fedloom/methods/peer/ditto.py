@@ -31,15 +31,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Template, Tree, floats
-from fedloom.methods import robust, steps
+from fedloom.core.page import Aggregator, Federation, Method, Party, Template, Tree, floats
+from fedloom.methods import steps
 from fedloom.methods.peer import selection
 
 PERSONAL = 2**31
 """First epoch number of personal training, so that it shares no shuffle with other training."""
 
 
-class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
+class DittoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
     neighbour_selection: Literal["random", "afind"] = "random"
@@ -53,9 +53,11 @@ class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
 
     @model_validator(mode="after")
     def _possible(self) -> "DittoConfig":
-        if self.neighbour_selection == "afind":
-            selection.refuse_even_rule(self)
         return selection.refuse_update_noise(self)
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: AFIND+ weighs models."""
+        return selection.refuses(self, aggregator) if self.neighbour_selection == "afind" else ""
 
 
 @final
@@ -66,6 +68,7 @@ class DittoPeer(Party[DittoConfig]):
     STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
     CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
+    MEANS = ("give",)
     friends: dict[str, Any]
     heard: dict[str, Any]
     choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
@@ -117,7 +120,7 @@ class DittoPeer(Party[DittoConfig]):
         models = steps.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
-        robust.mix(self, models, shares)
+        steps.average(self, models, shares)
         self.heard = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -130,7 +133,7 @@ class DittoPeer(Party[DittoConfig]):
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    robust.check_peers(fed, cfg, cfg.neighbours if cfg.neighbour_selection == "random" else None)
+    steps.check_models(fed, cfg.neighbours if cfg.neighbour_selection == "random" else None)
     links = selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}

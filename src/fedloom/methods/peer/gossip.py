@@ -16,17 +16,22 @@ from typing import Any, final
 from pydantic import Field
 
 from fedloom.core.page import Federation, Guarantee, Method, Party
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.methods.averaging import private
 
 
-class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class GossipConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
     """Number of random neighbours that a peer averages with in a round (k); None for all."""
     dp: private.TrainingPrivacy = private.TrainingPrivacy()
     """Differential privacy: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether peers send their models."""
+        return self.neighbours != 0
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
@@ -42,6 +47,7 @@ class GossipPeer(Party[GossipConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
+    MEANS = ("give",)
     give, prepare = steps.give, steps.prepare
 
     def setup(self) -> None:
@@ -57,14 +63,14 @@ class GossipPeer(Party[GossipConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
-        robust.mix(self, models, dict.fromkeys(models, 1.0))
+        steps.average(self, models, dict.fromkeys(models, 1.0))
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
-    robust.check_peers(fed, cfg, cfg.neighbours)
+    steps.check_models(fed, cfg.neighbours)
     links = fed.sample_peers(peers, cfg.neighbours, t)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"

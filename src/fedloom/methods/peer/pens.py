@@ -31,13 +31,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 
 ROUNDING = 1e-6
 """A count must be above the expected one by more than this: sums of m / n are not exact."""
 
 
-class PensConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class PensConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
@@ -59,6 +59,7 @@ class PensPeer(Party[PensConfig]):
     STATE = ("params", "buffers", "opt", "counts")
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
+    MEANS = ("give",)
     update, give, prepare = steps.local_sgd, steps.give, steps.prepare
 
     def setup(self) -> None:
@@ -114,7 +115,7 @@ class PensPeer(Party[PensConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox."""
         models = steps.models_of(self, inbox)
-        robust.mix(self, models, dict.fromkeys(models, 1.0))
+        steps.average(self, models, dict.fromkeys(models, 1.0))
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:
@@ -125,7 +126,7 @@ def lowest(losses: Tensor, top: int) -> list[int]:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
-    robust.check_peers(fed, cfg, cfg.top_m)
+    steps.check_models(fed, cfg.top_m)
     fed.call(peers, "update", shared=now)
     if t < cfg.stage1_rounds:
         links = fed.sample_peers(peers, cfg.neighbours, t)

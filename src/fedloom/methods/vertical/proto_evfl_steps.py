@@ -13,8 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Adam, MethodConfig, MethodError, Optimizer, Party
-from fedloom.methods import robust
+from fedloom.core.page import SGD, Adam, Aggregator, MethodConfig, MethodError, Optimizer, Party
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
@@ -24,7 +23,7 @@ TOO_ALIKE = 0.95
 """Threshold of collapse for the mean cosine between the pseudo-classes' mean embeddings."""
 
 
-class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
+class ProtoEVFLConfig(MethodConfig):
     """Settings of Proto-EVFL."""
 
     embedding_dim: int = Field(64, ge=1)
@@ -80,11 +79,12 @@ class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
     """Standard deviation of Gaussian noise on sent embeddings (κ). Centered embeddings have standard deviation 1."""
     prototype_noise: float = Field(0.0, ge=0)
     """Standard deviation of Gaussian noise on sent prototypes."""
-    secure: bool = False
-    """Whether the active party learns only the mean prior of the others: a secure sum, of at least 3 besides it.
-    Embeddings are sent as before."""
     rollback: bool = True
     """Whether a passive party restores its previous extractor if the new one collapses."""
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: embeddings are sent one by one."""
+        return "embeddings are sent one by one" if aggregator.hidden and not aggregator.secure else ""
 
     @field_validator("local_epochs", mode="before")
     @classmethod
@@ -258,9 +258,10 @@ def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
 
 
 def improved(party: Any, t: int) -> dict[str, Tensor]:
-    """A passive party's reply after its local training: embeddings (N_a, d), and unless `secure` its prior (Z,)."""
+    """A passive party's reply after its local training: embeddings (N_a, d), and its prior (Z,), unless the run adds
+    priors up by a secure sum."""
     embedded = {"embedded": sent_embeddings(party, "embeddings", t)}
-    return embedded if party.cfg.secure else {**embedded, "prior": party.prior}
+    return embedded if party.context.aggregator.secure else {**embedded, "prior": party.prior}
 
 
 def estimate(party: Any) -> Tensor:

@@ -55,7 +55,7 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
-    SUMMED = ("estimate",)
+    MEANS = ("estimate",)
     prototypes: Tensor
     prior: Tensor
     introduce, estimate, alone, contribution = proto.introduce, proto.estimate, proto.alone, proto.contribution

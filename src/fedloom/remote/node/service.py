@@ -464,8 +464,6 @@ class NodeService:
             CallRefused: the coordinator may not make it.
         """
         method, party = request["method"], node_run.party
-        means = (*party.MEANS, *party.SUMMED)
-        secure = party.context.aggregator.secure or (party.SUMMED and party.cfg.secure)
         if request["mask"] is not None:
             message.check_like(request["mask"], MASK)
         if method in LOOKS:
@@ -483,9 +481,9 @@ class NodeService:
             raise refused("the method's page lists no such method in CALLS")
         elif not 0 <= request["round"] < self.config.max_rounds:
             raise refused(f"this node allows rounds 0 to {self.config.max_rounds - 1}, not {request['round']}")
-        elif secure and (method in means) != (request["mask"] is not None):
+        elif party.context.aggregator.secure and (method in party.MEANS) != (request["mask"] is not None):
             raise refused("with aggregate.secure = true, replies of this method are sent as part of a sum only")
-        elif request["mask"] is not None and (method not in means or len(request["tasks"]) != 1):
+        elif request["mask"] is not None and (method not in party.MEANS or len(request["tasks"]) != 1):
             raise refused(f"replies of {method} cannot be part of a sum")
         elif request["leave"] != (method in party.TO_PEERS):
             receiver = "peers" if method in party.TO_PEERS else "the coordinator"
