@@ -253,7 +253,7 @@ def test_a_peer_that_hears_too_few_keeps_its_own_model() -> None:
     ("name", "params", "message"),
     [
         ("cfd", {"trust": "kernel"}, 'params.trust = "kernel" weighs single answers by what their clients know'),
-        ("fedmd", {"include_self": False}, "no client can remove its own answer from the result"),
+        ("fedmd", {"include_self": False}, "no client can remove its own answer: leave"),
         ("afind-plus", {}, 'choose rule = "clip" or "centered", or set params.aggregation = "uniform"'),
         ("ditto-afind", {}, "models are weighed by loss"),
         ("cobo", {}, "CoBo weighs models by w"),

@@ -51,7 +51,6 @@ class FedAvgClient(Party[FedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     MEANS = ("update",)
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network."""
@@ -64,6 +63,10 @@ class FedAvgClient(Party[FedAvgConfig]):
         train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
         train(self, t=t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the server's weights; adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 @final

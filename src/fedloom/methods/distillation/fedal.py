@@ -37,21 +37,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import (
-    SGD,
-    Adam,
-    Aggregator,
-    Combined,
-    Federation,
-    Kinds,
-    Method,
-    Party,
-    Tree,
-    cap_rows,
-    kl,
-    kl_gradient,
-    reverse_kl_gradient,
-)
+from fedloom.core.aggregate import Aggregator, Combined
+from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
 
@@ -98,10 +85,9 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
         if self.adv and aggregator.hidden:
             return "the adversary compares single answers: set params.adv = 0"
         if not self.averages_logits and aggregator.secure:
-            return 'clients send logits: set params.average = "logits", or leave it out'
-        if self.include_self is False and aggregator.even:
-            return "no client can remove its own answer from the result: leave params.include_self out"
-        return super().refuses(aggregator)
+            return 'clients send logits: set params.average = "logits"'
+        whole = self.include_self is not False or not aggregator.even
+        return super().refuses(aggregator) if whole else "no client can remove its own answer: leave include_self out"
 
     @property
     def includes_self(self) -> bool:
@@ -187,8 +173,7 @@ def transfer_step(
 
 def target_of(f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]) -> Tensor:
     """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own logits f (B, K), and the
-    own weights in the mean `share` (B,), or None where they are equal. It is the mean itself if the run takes another
-    one than (5), from which no answer can be removed."""
+    own weights in the mean `share` (B,), or None where they are equal. Of another mean than (5) it is that itself."""
     cfg, classes = client.cfg, client.context.classes
     own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
     value = own if cfg.averages_logits else F.softmax(own / temperature, -1)
@@ -206,17 +191,14 @@ def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
     return cap_rows(g, client.cfg.gradient_cap) if client.cfg.gradient_cap else g
 
 
-def note_variance(party: Party[Any], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
+def note_variance(party: Party[object], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
     """Note the variance of a term's gradient with respect to the weights."""
     party.note(f"gradient variance {name}", gradient_variance(party, loss, *batch))
 
 
-def along(party: Party[Any], x: Tensor, term: Tensor) -> Tensor:
+def along(party: Party[object], x: Tensor, term: Tensor) -> Tensor:
     """A scalar with the gradient of the mean of a `term`, given by each row's gradient (B, K) in the logits."""
     return (party.model(x) * term).sum() / len(x)
-
-
-# -- the server, lines 12-16 -------------------------------------------------------------------------------------------
 
 
 def build_discriminator(server: Party[FedALConfig]) -> None:
@@ -227,57 +209,44 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
         server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer)
 
 
-def answers_of(server: Party[FedALConfig], logits: Tensor) -> Tensor:
-    """The quantity (..., K) that is averaged, of logits (..., K)."""
-    return logits if server.cfg.averages_logits else F.softmax(logits / server.cfg.kd_temperature, -1)
+def averaged(cfg: FedALConfig, f: Tensor) -> Tensor:
+    """What is averaged of logits f (..., K)."""
+    return f if cfg.averages_logits else F.softmax(f / cfg.kd_temperature, -1)
 
 
-def read(server: Party[FedALConfig], n: int, sent: Tree) -> Tensor:
-    """An answer (B, K), decoded, as it enters the mean."""
-    return answers_of(server, server.cfg.decode(sent, server.context.classes))
-
-
-def judge(server: Party[FedALConfig], found: Combined, t: int, i: int) -> tuple[Tree, dict[int, dict[str, Tree]]]:
-    """Lines 12-16.
-
-    Args:
-        server: holds the discriminator.
-        found: the mean answer (B, K), and each client's logits (B, K), encoded.
-        t, i: which public batch.
+def judge(
+    server: trust.TrustingServer[FedALConfig], found: Combined, t: int, i: int
+) -> tuple[Tree, dict[int, dict[str, Tree]]]:
+    """Lines 12-16, from the mean answer (B, K) and each client's logits (B, K), encoded, on the i-th public batch.
 
     Returns:
         The mean answer (B, K), and for each client its `gradient` (B, K), all encoded, but no gradient with
         adv = 0; with trust its `share` (B,) of the mean, if it is to remove its own answer.
     """
     cfg, average, each = server.cfg, found.value, dict[int, dict[str, Tree]]((n, {}) for n in found.ids)
-    if not cfg.adv and cfg.trust == "uniform":
+    if cfg.trust == "uniform" and not cfg.adv:
         return cfg.encode_dense(average), each  # line 15 alone
     f = torch.stack([cfg.decode(z, server.context.classes) for z in found.replies.values()])  # (n, B, K)
     if cfg.trust != "uniform":
-        rows = partial(steps.public_numbers, server, t, i)
-        average, shares = trust.average(server, found.ids, rows, answers_of(server, f), f)
+        numbers = partial(steps.public_numbers, server, t, i)
+        average, shares = trust.average(server, found.ids, numbers, averaged(cfg, f), f)
         if not cfg.includes_self:
             each = {n: {"share": share.float()} for n, share in zip(found.ids, shares, strict=True)}
-    mean = cfg.encode_dense(average)
-    if cfg.adv:
-        for n, gradient in zip(found.ids, adversary(server, found.ids, f), strict=True):
-            each[n]["gradient"] = cfg.encode_dense(gradient)
-    return mean, each
-
-
-def adversary(server: Party[FedALConfig], clients: Sequence[int], f: Tensor) -> Tensor:
-    """Lines 13 and 16: a step of the discriminator on the clients' logits f (n, B, K); then ∂U_n/∂f_n (n, B, K)."""
+    if not cfg.adv:
+        return cfg.encode_dense(average), each
     author_of = partial(author_loss, server)
-    author = torch.tensor(list(clients), device=f.device).repeat_interleave(f.shape[1])
-    if server.cfg.variances:  # (51) is about each client's rows
+    author = torch.tensor(found.ids, device=f.device).repeat_interleave(f.shape[1])
+    if cfg.variances:  # (51) is about each client's rows
         pairs = zip(f, author.view(len(f), -1), strict=True)
         variances = torch.stack([gradient_variance(server, author_of, *own) for own in pairs])
         server.note("gradient variance discriminator", variances.mean())
     server.minimize(author_of, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
     f.requires_grad_()
     u = -author_of(f.flatten(0, 1), author, reduction="sum")  # line 16: U with the new weights
-    (gradients,) = torch.autograd.grad(u, f)  # each row's own, not averaged
-    return gradients
+    (gradients,) = torch.autograd.grad(u, f)  # (n, B, K): each row's own, not averaged
+    for n, gradient in zip(found.ids, gradients, strict=True):
+        each[n]["gradient"] = cfg.encode_dense(gradient)
+    return cfg.encode_dense(average), each
 
 
 def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean") -> Tensor:
@@ -334,13 +303,12 @@ class FedALClient(Party[FedALConfig]):
 
 
 @final
-class FedALBlackBox(Party[FedALConfig]):
+class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
     """A client without a network: the minimizer of V_glo of (18) is the soft label for its next fit."""
 
     ROLE = "client"
     STATE = ("targets", "fitted")
     CALLS, MEANS = FedALClient.CALLS, FedALClient.MEANS
-    setup, local_train, infer = steps.init_black_box, steps.refit, steps.evaluation_log_probs
     introduce = trust.introduce
 
     def predict(self, *, t: int, i: int) -> Tree:
@@ -360,11 +328,11 @@ class FedALBlackBox(Party[FedALConfig]):
 
 
 @final
-class FedALServer(Party[FedALConfig]):
+class FedALServer(trust.TrustingServer[FedALConfig]):
     """The server: the mean of the answers, and a discriminator h: R^K -> R^N of their authors."""
 
     ROLE = "server"
-    STATE = trust.state("params", "opt")
+    STATE = ("params", "opt")
 
     def setup(self) -> None:
         """Line 1: the discriminator."""
@@ -372,7 +340,9 @@ class FedALServer(Party[FedALConfig]):
         trust.init(self)
 
 
-def round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedALConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: trust.TrustingServer[FedALConfig], clients: Sequence[int], cfg: FedALConfig, t: int
+) -> Iterator[str]:
     """Algorithm 1, lines 2-21, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})  # lines 3-7
@@ -380,11 +350,12 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedALConfig
     if not cfg.exchanges:
         return
     trust.meet(fed, server, chosen)
-    kind: Kinds = "logits" if cfg.averages_logits else "probabilities"
-    how: dict[str, Any] = {"expect": cfg.template(server.context.classes), "read": partial(read, server), "kind": kind}
+    how: dict[str, Any] = {"expect": cfg.template(server.context.classes), "min_replies": 2}
+    how["read"] = lambda n, sent: averaged(cfg, cfg.decode(sent, server.context.classes))
+    how["kind"] = "logits" if cfg.averages_logits else "probabilities"
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
-        found = fed.mean(chosen, "predict", shared=batch, **how, min_replies=2)  # lines 9-11, 15
+        found = fed.mean(chosen, "predict", shared=batch, **how)  # lines 9-11, 15
         if found is not None:
             mean, each = judge(server, found, t, i)  # lines 12-16
             fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": mean}, each=each)  # lines 17-18

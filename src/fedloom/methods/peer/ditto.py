@@ -31,7 +31,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Aggregator, Federation, Method, Party, Template, Tree, floats
+from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.peer import selection
 
@@ -61,7 +61,7 @@ class DittoConfig(selection.SelectionConfig):
 
 
 @final
-class DittoPeer(Party[DittoConfig]):
+class DittoPeer(selection.SelectingPeer[DittoConfig]):
     """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
 
     ROLE = "peer"
@@ -69,9 +69,6 @@ class DittoPeer(Party[DittoConfig]):
     CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
     MEANS = ("give",)
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
 
     def setup(self) -> None:
         """Both models start as the initial network."""
@@ -119,7 +116,7 @@ class DittoPeer(Party[DittoConfig]):
         """The mean of the own shared weights and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
-        shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
+        shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
         steps.average(self, models, shares)
         self.heard = {"t": -1}
 
@@ -133,8 +130,9 @@ class DittoPeer(Party[DittoConfig]):
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    steps.check_models(fed, cfg.neighbours if cfg.neighbour_selection == "random" else None)
-    links = selection.links(fed, peers, cfg, t)
+    random = cfg.neighbour_selection == "random"
+    steps.check_models(fed, cfg.neighbours if random else None)
+    links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}
     answer: Template = {**steps.weights_template(fed, cfg.personal_head), **loss}
