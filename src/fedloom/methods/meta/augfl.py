@@ -40,33 +40,19 @@ Differs:
     θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import (
-    SGD,
-    Aggregator,
-    ConfigError,
-    Federation,
-    MessageError,
-    Method,
-    ModelError,
-    Party,
-    Shape,
-    Tree,
-    check_finite,
-    epoch_plan,
-    kl,
-    map_tensors,
-    sample_plan,
-)
+from fedloom.core.aggregate import Aggregator
+from fedloom.core.context import epoch_plan, sample_plan
+from fedloom.core.errors import ConfigError, MessageError, ModelError
+from fedloom.core.page import SGD, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
 from fedloom.methods import steps
 from fedloom.methods.meta import crd
 from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
@@ -127,11 +113,9 @@ class AugFLConfig(MetaConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the server knows the u_i of absent clients, and the numbers of rows."""
-        if aggregator.hidden and not aggregator.secure:
-            return "the numbers of rows are sent without noise"
-        if aggregator.hidden and self.clients_per_round is not None:
+        if aggregator.secure and self.clients_per_round is not None:
             return 'the server keeps the u_i of absent clients: set params.clients_per_round to "none"'
-        return ""
+        return "the numbers of rows are sent without noise" if aggregator.hidden and not aggregator.secure else ""
 
     @property
     def exchanges(self) -> bool:
@@ -237,18 +221,8 @@ class AugFLServer(Party[AugFLConfig]):
         which, counts = torch.tensor(list(sizes), dtype=torch.int64), [int(n) for n in sizes.values()]
         self.rows = self.rows.index_put((which.to(self.rows.device),), self.rows.new_tensor(counts))
 
-    def step(
-        self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int], add: "Add | None" = None
-    ) -> None:
-        """Line 11, (13).
-
-        Args:
-            t: the round.
-            replies: u_i by client, of the participants, if there are any.
-            rho: ρ.
-            clients: all clients of the sums.
-            add: adds up trees.
-        """
+    def step(self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int]) -> None:
+        """Line 11, (13), from the participants' u_i, if there are any; `clients` are all of the sums."""
         theta, n = self.theta, len(clients)
         sent = [{k: u - rho * theta[k] for k, u in reply["u"].items()} for reply in replies.values()]
         if self.cfg.clients_per_round is not None:
@@ -256,7 +230,7 @@ class AugFLServer(Party[AugFLConfig]):
             self._recover(replies, theta, rho)
         elif self.cfg.federated:
             n = len(replies)
-        moved = (add or plain_sum)(sent, theta)  # Σ (u_i - ρ θ)
+        moved = total(sent, theta, self.context.aggregator)  # Σ (u_i - ρ θ)
         lam = (self.cfg.lam or 0.0) if self.cfg.kd_lr is None else self.cfg.kd_lr * rho * len(clients)
         for k, g in self.transfer(t).items():
             moved[k] -= lam * n / len(clients) * g
@@ -348,25 +322,15 @@ class AugFLServer(Party[AugFLConfig]):
         return slopes
 
 
-Add: TypeAlias = Callable[[Sequence[Mapping[str, Tensor]], Mapping[str, Tensor]], dict[str, Tensor]]
-"""From trees, and one of their structure, to their sum."""
-
-
-def plain_sum(trees: Sequence[Mapping[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sum of trees like `like`."""
+def total(trees: Sequence[Any], like: Mapping[str, Tensor], how: Aggregator) -> dict[str, Tensor]:
+    """The sum of trees like `like`; by a robust rule their number times their aggregate, around zero."""
     found = {k: torch.zeros_like(x) for k, x in like.items()}
+    if how.even and trees:
+        return {k: len(trees) * x for k, x in how.combine(trees, around=found).items()}
     for tree in trees:
         for k, x in tree.items():
             found[k] += x
     return found
-
-
-def sum_by_rule(
-    fed: Federation, trees: Sequence[Mapping[str, Tensor]], like: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Their number times their aggregate by the run's robust rule, around zero."""
-    mean = fed.combine(dict(enumerate(trees)), around={k: torch.zeros_like(x) for k, x in like.items()})
-    return plain_sum((), like) if mean is None else {k: len(trees) * x for k, x in mean.value.items()}
 
 
 def own(name: str) -> str:
@@ -384,15 +348,13 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     known = [i for i in clients if server.rows[i]]
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
-    rows, even = server.rows[known], fed.aggregator.even  # by a rule, the median claim times the number of claims
-    count = len(rows) * rows.median() if even and len(rows) else rows.sum()
+    rows = server.rows[known]  # of which a robust rule takes the median as each one's
+    count = len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum()
     shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(count)}
     found = fed.mean(chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)})  # lines 4-10
-    if found is not None:
-        # The sum also has the last u_i of absent clients: so a rule is applied to all of them, here.
-        secure = fed.aggregator.secure  # as many times their mean then
-        replies = dict.fromkeys(found.ids, found.value) if secure else found.replies
-        server.step(t, replies, rho, known, partial(sum_by_rule, fed) if even else None)  # line 11
+    if found is not None:  # line 11: a sum that also has the last u_i of absent clients
+        replies = dict.fromkeys(found.ids, found.value) if fed.aggregator.secure else found.replies
+        server.step(t, replies, rho, known)
     yield "round"
 
 
