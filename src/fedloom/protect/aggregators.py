@@ -22,7 +22,7 @@ from fedloom.core.errors import MethodError
 from fedloom.core.fixed_point import LEAST
 from fedloom.core.message import leaves, zip_tensors
 from fedloom.protect.noise import Draws
-from fedloom.protect.privacy import clipping
+from fedloom.protect.privacy import clipped_rows
 from fedloom.protect.robust import (
     Rule,
     combine_logits,
@@ -142,8 +142,7 @@ class Private:
         like = replies[0]
         sent = torch.stack([flat(reply, like) for reply in replies]).double()
         old = torch.zeros_like(sent[0]) if around is None else flat(around, like).double()
-        change = sent - old
-        total = (change * clipping(change, self.clip)[:, None]).sum(0)
+        total = clipped_rows(sent - old, self.clip).sum(0)
         new = old + self.draws(key).blur(total, self.sigma * self.clip, self.clip) / len(replies)
         mean = shaped(new, like)
         kinds = {"": kind} if isinstance(kind, str) else kind

@@ -202,5 +202,6 @@ METHODS = (
         client=FedProtoClient,
         server=FedProtoServer,
         needs=("same feature dim",),
+        trial_rank=4,
     ),
 )
