@@ -13,7 +13,7 @@ from fedloom import methods
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import MethodError, ModelError
 from fedloom.core.faults import Faults
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.models.parts import Classifier
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 

@@ -17,7 +17,7 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config.run import RunConfig, refuse_black_boxes, refuse_settings
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.methods.steps import Features
+from fedloom.methods.features import Features
 from fedloom.models.black_boxes import make
 
 SMALL = {

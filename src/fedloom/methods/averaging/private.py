@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedloom.core.page import Guarantee, ModelError, Party
 from fedloom.methods import steps
+from fedloom.methods.settings import LocalSGD
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import Draws, charge, draws, or_nothing
 from fedloom.protect.privacy import clipped_rows
@@ -57,7 +58,7 @@ class TrainingPrivacy(BaseModel):
         return unit
 
 
-class PrivateTraining(steps.LocalSGD, Protocol):
+class PrivateTraining(LocalSGD, Protocol):
     """Settings of local training and of its privacy."""
 
     @property

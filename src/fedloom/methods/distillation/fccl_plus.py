@@ -40,7 +40,7 @@ from fedloom.core.page import Adam, Kinds, Method, Party, Template, Tree, kl
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fccl import correlation_loss, round
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
-from fedloom.methods.steps import Features
+from fedloom.methods.features import Features
 from fedloom.protect.coding import like
 
 SHORT = 1e-4

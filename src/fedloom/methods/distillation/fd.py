@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Aggregator, Combined, Federation, Method, Party, Shape, floats, kl_gradient
 from fedloom.methods.distillation.steps import TrainingConfig
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.protect.coding import LARGEST
 
 

@@ -40,7 +40,8 @@ from torch.nn import functional as F
 from fedloom.core.aggregate import Aggregator, Combined
 from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation import steps, trust
-from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
+from fedloom.methods.features import gradient_variance
+from fedloom.methods.steps import cross_entropy, reset_optimizer
 
 
 class FedALConfig(trust.TrustSettings, steps.LogitsConfig):

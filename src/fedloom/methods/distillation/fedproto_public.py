@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Federation, Method, Party, floats
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
-from fedloom.methods.steps import HEAD, Features, linear
+from fedloom.methods.features import HEAD, Features, linear
 
 LARGEST = 2.0**13
 """Features are clipped to ± this, as in a secure sum: far above the features of a network that trains, and so small

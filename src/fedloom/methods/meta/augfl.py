@@ -54,8 +54,9 @@ from fedloom.core.context import epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, ModelError
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
 from fedloom.methods import steps
+from fedloom.methods.features import Features, linear
 from fedloom.methods.meta import crd
-from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
+from fedloom.methods.meta.steps import Hessian, MetaConfig, meta_gradient
 
 
 class AugFLConfig(MetaConfig):
@@ -163,7 +164,7 @@ class AugFLClient(Party[AugFLConfig]):
     def update(self, *, t: int, weights: dict[str, Tensor], rho: float, rows: int) -> dict[str, Tree]:
         """Lines 5-8, with θ in `weights`, ρ in `rho`, and the number of rows of all clients."""
         w, y, delta = self.row_count.double() / rows, self.dual, 1 / (10 * (t + 1) + 100)
-        gradient = steps.meta_gradient(self, weights, self.cfg.hvp, delta)  # line 5, (10)
+        gradient = meta_gradient(self, weights, self.cfg.hvp, delta)  # line 5, (10)
         slope = {k: y[k] + w * g for k, g in gradient.items()}
         local = {k: theta.sub(slope[k], alpha=1 / rho) for k, theta in weights.items()}  # line 6, (11)
         self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)

@@ -36,8 +36,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import steps
-from fedloom.methods.steps import HEAD, Features, MetaConfig, linear
+from fedloom.methods import features, steps
+from fedloom.methods.features import HEAD, Features, linear
+from fedloom.methods.meta.steps import MetaConfig
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the kernels of MMD."""
@@ -139,7 +140,7 @@ class FedCPClient(Party[FedCPConfig]):
         steps.reset_optimizer(self)
         v, passes = context(self.params), range(t * cfg.epochs, (t + 1) * cfg.epochs)
         batches = [batch for n in passes for batch in self.epochs(n, size=cfg.batch_size)]
-        before = [steps.infer(self, x) for x, _ in batches]
+        before = [features.infer(self, x) for x, _ in batches]
         for (x, y), h in zip(batches, before, strict=True):
             noise = torch.from_numpy(rng.gumbel(size=(len(h), 2, h.shape[1]))).to(h)
             self.minimize(self._loss, x, y, torch.full_like(y, 1 / len(y), dtype=h.dtype), h, v, noise)
@@ -174,12 +175,12 @@ class FedCPClient(Party[FedCPConfig]):
         if broadcast:
             self._receive(broadcast)
         x, y, weight = self.context.support
-        before, v = steps.infer(self, x), context(self.params)
+        before, v = features.infer(self, x), context(self.params)
         steps.gradient_descent(self, steps.steps_of(self.cfg, eval_mode), self._loss, x, y, weight, before, v)
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K)."""
-        return logits(self.params, steps.infer(self, x), context(self.params), self.cfg.tau)
+        return logits(self.params, features.infer(self, x), context(self.params), self.cfg.tau)
 
 
 @final

@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Aggregator, Federation, Method, ModelError, Party, Shape, Tree, floats
-from fedloom.methods import steps
-from fedloom.methods.steps import Features, MetaConfig, class_means, linear, mask_unknown
+from fedloom.methods import features, steps
+from fedloom.methods.features import Features, class_means, linear, mask_unknown
+from fedloom.methods.meta.steps import MetaConfig
 
 
 class FedProtoConfig(MetaConfig):
@@ -124,7 +125,7 @@ class FedProtoClient(Party[FedProtoConfig]):
     def _own_prototypes(self) -> tuple[Tensor, Tensor]:
         """(3): means (K, d) of the features of all own rows by class, and how many rows (K,)."""
         x, y, weight = (torch.cat(parts) for parts in zip(self.context.support, self.context.query, strict=True))
-        return class_means(steps.infer(self, x), y, self.context.classes, weight)
+        return class_means(features.infer(self, x), y, self.context.classes, weight)
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: store the global prototypes, and adapt the network on the same loss."""
@@ -136,7 +137,7 @@ class FedProtoClient(Party[FedProtoConfig]):
 
         A class without a prototype ranks behind all others.
         """
-        f = steps.infer(self, x)
+        f = features.infer(self, x)
         if self.cfg.predict == "classifier":
             return linear(f, self.params)
         prototypes, known = self._global

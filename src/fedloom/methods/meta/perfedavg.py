@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import steps
-from fedloom.methods.steps import Hessian, MetaConfig
+from fedloom.methods.meta.steps import Hessian, MetaConfig, meta_gradient
 
 
 class PerFedAvgConfig(MetaConfig):
@@ -63,7 +63,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
         """Lines 5-8: τ steps from the server's weights."""
         cfg, theta = self.cfg, weights
         for _ in range(cfg.local_steps):
-            gradient = steps.meta_gradient(self, theta, cfg.hvp, cfg.delta)  # lines 6, 7
+            gradient = meta_gradient(self, theta, cfg.hvp, cfg.delta)  # lines 6, 7
             theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
         return {"weights": theta, "rows": self.row_count}
 

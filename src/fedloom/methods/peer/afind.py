@@ -55,7 +55,7 @@ from torch import Tensor
 
 from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
-from fedloom.methods.peer import selection
+from fedloom.methods.peer import mixing, selection
 from fedloom.protect.privacy import clipped_tree, noisy
 
 
@@ -126,7 +126,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
         dense = losses.new_zeros(len(self.friends["p"]))
         dense[[int(j) for j in inbox]] = shares
         sent = [r["weights"] for r in inbox.values()]
-        bodies = steps.mean_of(self, sent, shares.tolist())
+        bodies = mixing.mean_of(self, sent, shares.tolist())
         self.heard = {**self.heard, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
 
     def update(self, *, t: int) -> None:
@@ -158,7 +158,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
-        steps.average(self, steps.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
+        mixing.average(self, mixing.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
         self.heard = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -174,7 +174,7 @@ def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 2-15, for one t and all peers."""
-    steps.check_models(fed, None)
+    mixing.check_models(fed, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     links = selection.coresets(fed, peers, cfg, t)  # lines 3-5
     if cfg.mode == "faithful":

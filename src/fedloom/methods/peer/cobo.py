@@ -40,6 +40,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Aggregator, Federation, Method, MethodError, Party, Template, Tree
 from fedloom.methods import steps
+from fedloom.methods.peer import mixing
 
 AT_ONCE = 128
 """Maximum number of replies held in memory at once in an exchange."""
@@ -127,7 +128,7 @@ class CoboPeer(Party[CoboConfig]):
         if len(inbox) >= self.context.aggregator.least:
             w = self.helpers["w"][[int(j) for j in inbox]]
             models = [reply["weights"] for reply in inbox.values()]
-            self.target = {"mass": w.sum().float(), "weights": steps.mean_of(self, models, w.tolist())}
+            self.target = {"mass": w.sum().float(), "weights": mixing.mean_of(self, models, w.tolist())}
             row[[int(j) for j in inbox]] = self.cfg.lr * self.cfg.rho * w
         row[self.context.id] = 1 - row.sum()
         self.note("mixing", row)
@@ -201,7 +202,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: CoboConfig, 
             f"params.lr × params.rho × {len(peers) - 1} neighbours is {cfg.lr * cfg.rho * (len(peers) - 1):g}, so a "
             "step may overshoot the other models; lower params.rho until the product is below 1"
         )
-    steps.check_models(fed, None)
+    mixing.check_models(fed, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     answer: Template = {**body, "gradient": body["weights"]}
     steps_of = {"ask": "request", "answer": "test", "take": "judge"}

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
-from fedloom.methods.peer import selection
+from fedloom.methods.peer import mixing, selection
 
 PERSONAL = 2**31
 """First epoch number of personal training, so that it shares no shuffle with other training."""
@@ -114,10 +114,10 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own shared weights and those of the neighbours that replied."""
-        models = steps.models_of(self, inbox)
+        models = mixing.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
-        steps.average(self, models, shares)
+        mixing.average(self, models, shares)
         self.heard = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -131,7 +131,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig,
     """One round of all peers at once."""
     now = {"t": t}
     random = cfg.neighbour_selection == "random"
-    steps.check_models(fed, cfg.neighbours if random else None)
+    mixing.check_models(fed, cfg.neighbours if random else None)
     links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}

@@ -18,6 +18,7 @@ from pydantic import Field
 from fedloom.core.page import Federation, Guarantee, Method, Party, Tree
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
+from fedloom.methods.peer import mixing
 
 
 class GossipConfig(steps.LocalSGDConfig):
@@ -65,8 +66,8 @@ class GossipPeer(Party[GossipConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those of the neighbours that replied."""
-        models = steps.models_of(self, inbox)
-        steps.average(self, models, dict.fromkeys(models, 1.0))
+        models = mixing.models_of(self, inbox)
+        mixing.average(self, models, dict.fromkeys(models, 1.0))
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""
@@ -77,7 +78,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
-    steps.check_models(fed, cfg.neighbours)
+    mixing.check_models(fed, cfg.neighbours)
     links = fed.sample_peers(peers, cfg.neighbours, t)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"

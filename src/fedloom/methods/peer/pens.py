@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, Tree
 from fedloom.methods import steps
+from fedloom.methods.peer import mixing
 
 ROUNDING = 1e-6
 """A count must be above the expected one by more than this: sums of m / n are not exact."""
@@ -121,8 +122,8 @@ class PensPeer(Party[PensConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox."""
-        models = steps.models_of(self, inbox)
-        steps.average(self, models, dict.fromkeys(models, 1.0))
+        models = mixing.models_of(self, inbox)
+        mixing.average(self, models, dict.fromkeys(models, 1.0))
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""
@@ -137,7 +138,7 @@ def lowest(losses: Tensor, top: int) -> list[int]:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
-    steps.check_models(fed, cfg.top_m)
+    mixing.check_models(fed, cfg.top_m)
     fed.call(peers, "update", shared=now)
     if t < cfg.stage1_rounds:
         links = fed.sample_peers(peers, cfg.neighbours, t)

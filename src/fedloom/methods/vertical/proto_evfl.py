@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, floats
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical import proto_evfl_steps as proto
 from fedloom.methods.vertical import steps
 

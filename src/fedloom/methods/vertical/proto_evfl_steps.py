@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Adam, Aggregator, MethodConfig, MethodError, Optimizer, Party
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
 ALONE = "alone"
