@@ -1,4 +1,4 @@
-"""`fed.sum`: the mean of fixed-point numbers, with the same bits on every engine, whoever fails."""
+"""Secure sums: the mean of fixed-point numbers, with the same bits on every engine, whoever fails."""
 
 from __future__ import annotations
 
