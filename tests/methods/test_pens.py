@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.methods.groups import accuracy, asked, mates, planted, received, row_
 from tests.toy import Toy, equal
 
 PENS, GOSSIP, ALONE = (methods.find(n) for n in ("pens", "gossip", "alone"))
-TRAINING = {"epochs": 2, "batch_size": 20, "lr": 0.05}
+TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 20, "lr": 0.05}
 
 
 def friends(toy: Toy) -> list[set[int]]:
@@ -44,14 +45,14 @@ def test_the_lowest_losses_win_and_the_first_of_equals() -> None:
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
     """NumPy: losses of received bodies on own rows, the two lowest of three, the plain mean with one's own."""
-    common = {"personal_head": personal_head, **TRAINING}
+    common: dict[str, Any] = {"personal_head": personal_head, **TRAINING}
     trained = weights_of(Toy(ALONE, 6, **common).run(1))
     toy = Toy(PENS, 6, neighbours=3, top_m=2, **common)
     links = toy.fed.sample_peers(toy.engine.ids, 3, 0)
     toy.run(1)
     notes = toy.engine.notes()
     for i in range(6):
-        own = {k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head}
+        own: dict[str, Any] = {k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head}
         losses = [row_losses({**trained[j], **own}, toy.party(i).data).mean() for j in links[i]]
         best = {links[i][n] for n in np.argsort(losses)[:2]}
         counts = toy.party(i).counts
@@ -172,7 +173,13 @@ def test_the_coordinator_gets_no_number() -> None:
 @pytest.mark.parametrize("personal_head", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> None:
-    settings = {"neighbours": 4, "personal_head": personal_head, "epochs": 2, "batch_size": 40, "lr": 0.1}
+    settings: dict[str, Any] = {
+        "neighbours": 4,
+        "personal_head": personal_head,
+        "epochs": 2,
+        "batch_size": 40,
+        "lr": 0.1,
+    }
     toy = Toy(PENS, client_contexts=planted(seed), top_m=2, stage1_rounds=20, **settings).run(20)
     found, first = friends(toy), asked(toy)
     assert all(mates(i) <= found[i] for i in range(8))
@@ -190,7 +197,7 @@ def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> N
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
 def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
-    settings = {"neighbours": 3, "top_m": 1, "stage1_rounds": 4, "faults": faults, **TRAINING}
+    settings: dict[str, Any] = {"neighbours": 3, "top_m": 1, "stage1_rounds": 4, "faults": faults, **TRAINING}
     one, two = (Toy(PENS, 5, isolated=isolated, **settings).run(7) for isolated in (False, True))
     assert equal(one.tensors(), two.tensors())
     assert one.engine.notes() == two.engine.notes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def _result(
     }  # fmt: skip
 
 
-def write_comparison(folder: Path, accuracies: dict[str, Sequence[float]], **more: Any) -> Path:
+def write_comparison(folder: Path, accuracies: Mapping[str, Sequence[float]], **more: Any) -> Path:
     """A comparison: each method's accuracy in seeds 0, 1, …; active-only sends nothing."""
     found = []
     for name, values in accuracies.items():
