@@ -9,8 +9,10 @@ McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurr
     clients  the server clips each client's update to C, adds noise of standard deviation σ C to the sum, and divides by
              the number of updates
 
-With `rows`, whatever a client sends is (ε, δ)-private for each of its rows, against everybody. With `clients`, all that
-the server publishes is private for each client as a whole; the server itself sees the updates.
+With `rows`, the weights that a client sends are (ε, δ)-private for each of its rows, under a server that sends models
+of honest training, with public scaling of the columns. They are not against a malicious server: see F1 and F2 in
+docs/security-advisories.md. With `clients`, all that the server publishes is private for each client as a whole; the
+server itself sees the updates.
 
 Differs:
     `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.

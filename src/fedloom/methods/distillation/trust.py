@@ -83,7 +83,8 @@ class TrustSettings(robust.RobustSettings):
     trust_temperature: float = Field(0.1, gt=0)
     """Temperature of the weights by confidence (nats) and distance (units of h); a smaller one trusts fewer clients."""
     trust_neighbours: int = Field(5, ge=3)
-    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal single rows."""
+    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal single rows;
+    several runs with other k reveal them too."""
     trust_bits: int | None = Field(4, ge=1, le=8)
     """Bits of a sent distance; None for float32, which reveals most about the own rows."""
     trust_cap: float = Field(1.0, gt=0, le=1)
