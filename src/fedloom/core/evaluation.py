@@ -52,7 +52,7 @@ class LeaksLabels(ActiveParty, Protocol):
     def exposed(self, contributions: Mapping[int, Tensor]) -> Mapping[str, Mapping[int, Tensor]]:
         """The label-dependent messages that each party would receive next, by kind and party; it changes no state.
 
-        `contributions` are those of the aligned rows, (N_a, d). Kinds, on which `fedloom.protect.attacks` has attacks:
+        `contributions` (N_a, d) are of the aligned rows. Kinds, on which `fedloom.protect.attacks` has attacks:
         "gradients" (N_a, d) of the loss by a contribution; "logit gradients", the same where contributions are logits
         (N_a, K); and "prototypes" (K, d), zeros for a class that has none.
         """
@@ -67,7 +67,7 @@ def predictions(
     probabilities: bool = False,
 ) -> dict[str, Tensor]:
     """Predicted classes (n,) on the test rows named `on` in `ClientContext.tests`, their mean cross-entropy (), and
-    with `probabilities` those of all classes (n, K). `Party.prepare` gets the other arguments."""
+    with `probabilities` the probabilities of all classes (n, K). `Party.prepare` gets the other arguments."""
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
         logits = party.infer(party.context.tests[on].every)

@@ -39,7 +39,7 @@ class ModelInputs(BaseModel):
     kind: Literal["table", "image"]
     shape: tuple[int, ...] = Field(min_length=1, max_length=3)
     columns: tuple[dict[str, Any], ...] = ()
-    """Of a table, the rule of each raw column: see `TableEncoder.to_dict`."""
+    """The rule of each raw column of a table: see `TableEncoder.to_dict`."""
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...]
     scale: tuple[float, ...]
@@ -74,7 +74,7 @@ def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Ten
 
     Args:
         folder: created if missing.
-        values: of a `ModelManifest`, except those of the files.
+        values: of a `ModelManifest`, except the files' digests and sizes.
         state: the state dict.
         network: the source of the class `Network`.
     """

@@ -47,7 +47,7 @@ class NetEngine(Engine):
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
         transport: how nodes are reached.
         resume: whether nodes may be asked to return to an earlier checkpoint.
-        start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
+        start: a number above all earlier starts of the run; None for the time in nanoseconds.
         timeouts: of calls and waits.
         max_rows: the largest number of rows that a node may claim, by its name.
 

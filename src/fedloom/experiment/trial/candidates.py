@@ -31,7 +31,7 @@ FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}
 TRIED: Final = ("fedavg-ft", "afind-plus", "ditto", "fedproto")
 """The methods of a trial by default, of the families averaging, peer and meta."""
 COSTLY: Final = ("afind-plus",)
-"""Those whose time grows with the square of the number of owners: not by default with more than `MANY`."""
+"""Methods whose time grows with the square of the number of owners: not by default with more than `MANY`."""
 MANY: Final = 12
 ALONE: Final = "alone"
 """Training alone with the local training of the others: a method of the family `peer` without messages."""

@@ -45,7 +45,7 @@ class Owners:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the owners."""
+        """The owners' names."""
         return self.data.owners
 
     @property

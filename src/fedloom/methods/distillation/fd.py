@@ -17,7 +17,7 @@ What a client receives about classes that it has no rows of does not enter its l
 Differs:
     Answers are averaged as logits, and softmax makes a target of the mean, as everywhere in this family; with
         `average = "probabilities"` they are averaged after softmax.
-    Answers are taken from the forward passes of the local steps: each is that of the weights before its step.
+    Answers are taken from the forward passes of the local steps: each is the answer of the weights before its step.
     The mean over others is over those that have the class, not over all. A class that no other client has in a round
         has no target in the next, as in the first round: there the loss is CE alone. A client that is not sampled in a
         round keeps its targets.

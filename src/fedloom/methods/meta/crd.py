@@ -1,4 +1,4 @@
-"""Contrastive representation distillation: two networks' features of one row against those of other classes.
+"""Contrastive representation distillation: two networks' features of one row against the features of other classes.
 
 Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020; section V of AugFL, whose
 negative pairs are rows of different classes, called strangers below. Both networks' features are mapped to unit vectors
@@ -58,7 +58,7 @@ def loss(
     temperature: float,
     negatives: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum () of both networks' losses, and log Z by network, which is that of the first batch.
+    """The sum () of both networks' losses, and log Z by network, which the first batch sets.
 
     Args:
         state: see above.

@@ -27,7 +27,7 @@ Differs:
     The loss is the paper's. The code uses the prototypes as anchors and the rows of a batch as candidates, sums over
         clients and leaves L_g out; the cross-entropy that it also computes is not used there either.
     The projector and its 256 units are the code's, for other encoders. Weight decay is decoupled from Adam.
-    Prototypes predict as in the code, but there by L2, and with those of all rows that a client trained on.
+    Prototypes predict as in the code, but there by L2, and with the prototypes of all rows that a client trained on.
     A client that sends nothing in a round counts with the prototypes that it sent last.
 """
 
@@ -144,7 +144,7 @@ class FedPCLClient(Party[FedPCLConfig]):
     CALLS = ("equip", "update")
 
     def setup(self) -> None:
-        """A projector of its own. `features` (n, d') are those of the own rows, once the encoder is received."""
+        """A projector of its own. `features` (n, d') of the own rows are computed once the encoder is received."""
         cfg, context = self.cfg, self.context
         if context.encoder is None:
             raise MethodError("fedpcl needs a pretrained model at every client: name one in [pretrained]")

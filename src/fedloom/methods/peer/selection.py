@@ -134,7 +134,7 @@ class SelectionConfig(MethodConfig):
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of φ, if it has noise. Bodies and losses have none."""
+        """The privacy guarantee of φ, if it has noise. Bodies and losses have none."""
         if self.dp.target != "phi":
             return ()
         note = lambda sent: self.dp.epsilon(round(max(sent)))
@@ -236,7 +236,7 @@ class SelectingPeer(Party[SelectionT_co]):
         return {"phi": private(self, initial_proxy(self), t, torch.tensor(self.context.id))}
 
     def compare(self, *, t: int, inbox: Mapping[str, Any]) -> None:
-        """The cosine of the own φ and those of the neighbours that replied, all at the initial network."""
+        """The cosines of the own φ and the φ of the neighbours that replied, all at the initial network."""
         if inbox:
             ids = [int(j) for j in inbox]
             cosines, met = self.friends["cosines"].clone(), self.friends["met"].clone()
