@@ -383,7 +383,7 @@ def test_help_shows_words_in_square_brackets() -> None:
             plain = re.sub(r"\[bold\]|\[/\]|\\(?=\[)", "", text or "")
             assert Text.from_markup(text or "").plain == plain, name
             seen += "[" in plain
-    assert seen > 4
+    assert seen > 3
 
 
 def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callable[..., Done], tmp_path: Path) -> None:
@@ -499,4 +499,4 @@ def test_without_the_papers_the_error_names_the_extra(line: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error  ") and done.stderr.endswith("pip install 'fedloom[papers]'\n")
+    assert done.stderr.startswith("error  ") and "pip install 'fedloom[papers]'" in done.stderr
