@@ -430,11 +430,11 @@ def test_the_whole_bank_gives_what_drawing_every_stranger_once_gives() -> None:
     rng = torch.Generator().manual_seed(0)
     scores, y = torch.rand(3, 12, generator=rng) + 0.1, torch.arange(12) % 3
     which = torch.tensor([4, 7, 0])
-    strangers = y[which][:, None] != y
-    found = crd.contrast(scores.log(), which, strangers, 8)
-    drawn = [torch.nonzero(row)[:, 0].tolist() for row in strangers]
+    negative_rows = y[which][:, None] != y
+    found = crd.contrast(scores.log(), which, negative_rows, 8)
+    drawn = [torch.nonzero(row)[:, 0].tolist() for row in negative_rows]
     assert torch.allclose(found, crd_by_drawing(scores, which, drawn, 8), atol=1e-5)
-    twice = crd.contrast(scores.log(), which, strangers, 16)  # N draws from 8 strangers: each twice
+    twice = crd.contrast(scores.log(), which, negative_rows, 16)  # N draws from 8 negative_rows: each twice
     assert torch.allclose(twice, crd_by_drawing(scores, which, [2 * d for d in drawn], 16), atol=1e-5)
 
 
@@ -491,16 +491,16 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
             teacher.features(x) @ maps["teacher"]["weight"].T + maps["teacher"]["bias"], dim=-1
         ).detach(),
     }
-    strangers = y[:, None] != data.y(torch.arange(40))
+    negative_rows = y[:, None] != data.y(torch.arange(40))
     total = 0.7 * F.cross_entropy(logits, y)
     soft = F.softmax(teacher(x).detach() / 4, -1)
     total = total + 0.3 * 16 * F.kl_div(F.log_softmax(logits / 4, -1), soft, reduction="batchmean")
     total = total + 0.01 * sum((theta[k] - p.detach()).square().sum() for k, p in teacher.named_parameters())
     for who, other in (("student", "teacher"), ("teacher", "student")):
         e = torch.exp(seen[who] @ state["banks"][other].T / 0.07)
-        z = torch.cat([e[strangers], e.gather(1, order[:, None])[:, 0]]).mean() * 40
+        z = torch.cat([e[negative_rows], e.gather(1, order[:, None])[:, 0]]).mean() * 40
         total = total + 0.5 * crd_by_drawing(
-            e / z.detach(), order, [torch.nonzero(row)[:, 0].tolist() for row in strangers], 64, each=True
+            e / z.detach(), order, [torch.nonzero(row)[:, 0].tolist() for row in negative_rows], 64, each=True
         )
     total.backward()
     for k, p in theta.items():

@@ -240,7 +240,7 @@ def test_both_sides_remember_the_same() -> None:
     server: Any = run.server
     for n in range(4):
         assert torch.equal(run.party(n).sent, server.held[n])
-        assert torch.equal(run.party(n).heard, server.told[n])
+        assert torch.equal(run.party(n).received, server.told[n])
     seen = torch.cat([PublicSet(rows(64, 77), 0, "").plan(t, 1, 8).flatten() for t in range(12)]).unique()
     known = server.held[0].sum(-1).nonzero()[:, 0]
     assert torch.equal(known, seen) and len(seen) < 64
@@ -251,7 +251,7 @@ def test_one_direction_alone_can_be_quantized() -> None:
     float_bytes = 4 * 8 * CLASSES * 4 * 2
     assert volumes(up)[1] == volumes(down)[0] == float_bytes
     assert volumes(up)[0] < float_bytes / 20 and volumes(down)[1] < float_bytes / 20
-    assert not up.party(0).heard.numel() and not down.party(0).sent.numel()
+    assert not up.party(0).received.numel() and not down.party(0).sent.numel()
 
 
 # -- bytes, who sees what ------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_afind_chooses_and_nothing_of_a_round_is_kept(name: str) -> None:
     for t in range(4):
         toy.run(1, start=t)
         sizes.append([n["coreset"] for n in toy.engine.notes().values()])
-        assert all(toy.party(i).heard == {"t": -1} for i in range(5))
+        assert all(toy.party(i).replies == {"t": -1} for i in range(5))
     assert sizes[0] == [4.0] * 5
     assert all(0 < n <= 4 for row in sizes for n in row)
     assert min(sizes[-1]) < 4

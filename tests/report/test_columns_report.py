@@ -172,8 +172,9 @@ def test_every_score_has_a_tile(tmp_path: Path) -> None:
     folder = write_columns(tmp_path / "run")
     path = folder / "result.json"
     found = json.loads(path.read_text())
-    more = SCORES.keys() - found["scores"].keys()
-    path.write_text(json.dumps({**found, "scores": dict.fromkeys(SCORES, 0.5) | found["scores"]}))
+    names = [str(score) for score in SCORES]
+    more = {*names} - found["scores"].keys()
+    path.write_text(json.dumps({**found, "scores": dict.fromkeys(names, 0.5) | found["scores"]}))
     measured = (folder / "metrics.csv").read_text().splitlines()
     rows = [row.replace(",auc,", f",{name},") for name in more for row in measured if ",auc," in row]
     (folder / "metrics.csv").write_text("\n".join([*measured, *rows, ""]))

@@ -66,8 +66,8 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
     """A peer, its sparse model, and its mask."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "mask")
-    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "mask")
+    CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
 
     def setup(self) -> None:
@@ -117,7 +117,7 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
         steps.set_weights(self, {k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
         steps.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     def update_mask(self, t: int) -> None:
         """Prune the smallest weights of each layer, and regrow as many where the gradient is largest."""

@@ -63,8 +63,8 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
-    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "personal")
+    CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
 
     def setup(self) -> None:
@@ -115,7 +115,7 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
         robust.mix(self, models, shares)
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the personal model, and fine-tune it in the mode "tuned"."""
