@@ -1,5 +1,6 @@
 """The horizontal setting: parties with different rows of the same columns, partitioned or private."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -84,11 +85,11 @@ class Horizontal:
     ) -> RunPlan:
         """The plan of a run: see `Setting`."""
         graph = run.topology.graph(run.data.clients, run.seed)
-        clients = run.data.clients
+        clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
-            data, own, public, tests = _private(run, files, at)
+            data, own, public, tests = _private(run, files, at, raw)
         else:
-            data, own, public, tests = _partitioned(run, files)
+            data, own, public, tests = _partitioned(run, files, raw)
         if "public rows" in method.needs and run.data.own and files.public is None:
             file, example = (
                 "federation.toml" if at is None else "node.toml",
@@ -110,6 +111,7 @@ class Horizontal:
             data=own(None),
             network=server_network,
             device=run.engine.device,
+            words=(0,) * math.prod(data.dataset.input_shape) if raw else (),
         )
         contexts = [
             replace(
@@ -216,9 +218,9 @@ _Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet
 a function from a client to its test rows by name."""
 
 
-def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
-    """The rows of a partitioned data set, in one pool."""
-    dataset, shares = data_of(run, files)
+def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
+    """The rows of a partitioned data set, in one pool; neither scaled nor filled if `raw`."""
+    dataset, shares = data_of(run, files, raw=raw)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y = rows(shares.test), dataset.y
 
@@ -241,7 +243,7 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
         describe=lambda: {
             "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
             "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
-            "standardized_by": basis(dataset, shares),
+            "standardized_by": "" if raw else basis(dataset, shares),
             "notes": list(dataset.notes),
             "public": len(shares.public),
             "public_sha256": public,
@@ -262,11 +264,11 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
+def _private(run: RunConfig, files: PrivateData, at: int | None, raw: bool) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
     Columns are standardized by the public rows, or without them by each party's own training rows, which also fill the
-    missing numbers of the party's own rows.
+    missing numbers of the party's own rows. If `raw`, they stay as they are.
 
     Raises:
         ConfigError: a required file is not named.
@@ -284,10 +286,10 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
         raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
     train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner)
     fitted = public if len(public) else None if own is None else own.x[train]
-    public_fill, shift, scale = (form if len(public) else own_form).scaling(fitted)
-    if form.fill:
+    public_fill, shift, scale = (form if len(public) else own_form).scaling(None if raw else fitted)
+    if form.fill and not raw:
         public = np.where(np.isnan(public), public_fill, public)
-    if own_form.fill and own is not None:
+    if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
     mine, tests = None, {}

@@ -1,0 +1,300 @@
+"""Steps of federated trees: the agreement on bins, the state of owners and server, and predictions, as functions.
+
+Everything that owners send is a sum of integers, added by `Federation.total`, so the model has the same bits however
+rows are split over owners; see `fedloom.trees`. State and messages are trees of tensors; the functions here convert.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fedloom.core.message import digest
+from fedloom.core.page import Federation, MethodConfig, MethodError, Party, Shape, Tree
+from fedloom.trees import bins as binning
+from fedloom.trees import histograms
+from fedloom.trees.bins import Agreement, Bins, Question
+from fedloom.trees.growth import Growth, Splits
+from fedloom.trees.model import Trees, joined
+
+FEW_ROWS = 2000
+"""Rows of all owners below which leaves may be smaller."""
+T = TypeVar("T")
+
+
+class TreesConfig(MethodConfig):
+    """The bins of all columns, and the owners' number as a column."""
+
+    bins: int = Field(64, ge=4, le=binning.MOST_BINS)
+    """The most bins of a column: one for missing values, the others with equally many rows."""
+    owner_column: bool = False
+    """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
+    learns the owner of each count."""
+
+
+# -- trees of tensors and arrays ----------------------------------------------------------------------------------
+
+
+def tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
+    """The arrays, copied, as tensors."""
+    return {name: torch.from_numpy(np.array(x, order="C")) for name, x in arrays.items()}
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    """The tensors of a flat tree as arrays."""
+    return {name: x.cpu().numpy() for name, x in tree.items()}
+
+
+def layout_tree(layout: Bins) -> dict[str, Tensor]:
+    """The bins as a message."""
+    lengths = np.array([len(edges) for edges in layout.edges], np.int64)
+    edges = np.concatenate([np.empty(0, np.int64), *layout.edges])
+    return tensors(edges=edges, lengths=lengths, category=layout.category)
+
+
+def layout_of(tree: Any) -> Bins:
+    """The bins of a message."""
+    found = arrays(tree)
+    return Bins(tuple(np.split(found["edges"], np.cumsum(found["lengths"])[:-1])), found["category"])
+
+
+def trees_tree(trees: Trees) -> dict[str, Tensor]:
+    """Trees as a message."""
+    return tensors(**{field.name: getattr(trees, field.name) for field in fields(Trees)})
+
+
+def trees_of(tree: Any) -> Trees:
+    """The trees of a message."""
+    return Trees(**arrays(tree))
+
+
+def stumps(values: np.ndarray) -> Trees:
+    """Trees of one leaf each, with these values (T,)."""
+    T = len(values)
+    return Trees(
+        np.arange(T), np.full(T, -1, np.int16), np.zeros((T, 1), np.uint8), np.zeros(T, np.int32), values[:, None]
+    )
+
+
+def no_trees(values: int) -> dict[str, Tensor]:
+    """No trees, whose leaves would have this many values."""
+    return trees_tree(
+        Trees(
+            root=np.empty(0, np.int32),
+            feature=np.empty(0, np.int16),
+            left=np.empty((0, 1), np.uint8),
+            child=np.empty(0, np.int32),
+            value=np.empty((0, values), np.int64),
+        )
+    )
+
+
+def extended(model: Any, news: Trees) -> dict[str, Tensor]:
+    """The model with more trees."""
+    known = trees_of(model)
+    return trees_tree(joined([known, news]) if len(known) else news)
+
+
+# -- an owner -----------------------------------------------------------------------------------------------------
+
+_KEPT: WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = WeakKeyDictionary()
+"""What an owner computes from its rows alone, by its context and a name, so that it is computed once in a process."""
+
+
+def kept(owner: Any, name: str, key: str, make: Callable[[], T]) -> T:
+    """The remembered value of this owner, name and key, or that of `make`."""
+    own = _KEPT.setdefault(owner, {})
+    if name not in own or own[name][0] != key:
+        own[name] = (key, make())
+    found: T = own[name][1]
+    return found
+
+
+@dataclass(frozen=True)
+class Binned:
+    """An owner's rows: the layout, bins (n, F) uint8, cells (n, F) and labels (n,)."""
+
+    layout: Bins
+    bins: np.ndarray
+    cells: np.ndarray
+    y: np.ndarray
+
+
+def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+    """The columns (n, F) float32 of rows x (n, F), with the party's number as the last one if the config says so."""
+    if x.dim() != 2:
+        raise MethodError(f"trees need a table, and a row has the shape {tuple(x.shape[1:])}: choose another method")
+    values = x.cpu().numpy()
+    if not party.cfg.owner_column:
+        return values
+    return np.concatenate([values, np.full((len(values), 1), party.context.id, np.float32)], axis=1)
+
+
+def own_columns(party: Party[Any]) -> np.ndarray:
+    """The columns (n, F) of the party's own rows."""
+    return columns(party, party.context.rows.every)
+
+
+def own_labels(party: Party[Any]) -> np.ndarray:
+    """The labels (n,) of the party's own rows."""
+    rows = party.context.rows
+    labels: np.ndarray = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+    return labels
+
+
+def binned(party: Any) -> Binned:
+    """The party's own rows by the agreed bins in its `layout`."""
+
+    def make() -> Binned:
+        layout = layout_of(party.layout)
+        bins = layout.of(own_columns(party))
+        return Binned(layout, bins, histograms.cells_of(bins, layout), own_labels(party))
+
+    return kept(party.context, "binned", digest(party.layout), make)
+
+
+def segments(party: Any, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
+    """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`."""
+
+    def make() -> list[np.ndarray]:
+        return [np.sort(binning.keys(values[~np.isnan(values)])) for values in own_columns(party).T]
+
+    asked = Question(column.cpu().numpy(), start.cpu().numpy(), size, parts)
+    return tensors(rows=binning.count(kept(party.context, "keys", "", make), asked))
+
+
+def words_of(party: Any, *, sizes: Tensor) -> dict[str, Tensor]:
+    """The party's rows with each word, (sum of sizes,): one category after the other. `sizes` (F,) has the number of
+    words of a category, and 0 for numbers."""
+    found = [np.empty(0, np.int64)]
+    for values, size in zip(own_columns(party).T, sizes.tolist(), strict=True):
+        known = values[~np.isnan(values)].astype(np.int64)
+        found += [np.bincount(known[known < size], minlength=size)] if size else []
+    return tensors(rows=np.concatenate(found))
+
+
+def move(party: Any, splits: Any) -> None:
+    """Move the party's rows to the children of the nodes that were split, in its `node` (T, n)."""
+    if len(splits["node"]):
+        node = party.node.clone()
+        splits_of(splits).move(node.numpy(), binned(party).bins)
+        party.node = node
+
+
+def catch_up(party: Any, first: int, trees: Any, outputs: int) -> Tensor:
+    """Take the trees from number `first` on, of which the party may have some, into its `trees`. What they add
+    (outputs, n) to the scores of its own rows."""
+    news = trees_of(trees)
+    news = news.after(len(party.trees["root"]) - first)
+    if len(news):
+        party.trees = extended(party.trees, news)
+    return torch.from_numpy(news.scores(binned(party).bins, outputs))
+
+
+def roots(trees: int, rows: int) -> Tensor:
+    """The node (T, n) int32 of each row in new trees, whose roots are 0, 1, …"""
+    return torch.arange(trees, dtype=torch.int32)[:, None].repeat(1, rows)
+
+
+def bins_of(party: Any, x: Tensor) -> np.ndarray:
+    """The bins (n, F) of rows x (n, F)."""
+    return layout_of(party.layout).of(columns(party, x))
+
+
+_SCORES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def scores(party: Any, x: Tensor, outputs: int) -> np.ndarray:
+    """The sums (outputs, n) int64 over the trees of the party's `trees` for rows x (n, F).
+
+    They are remembered as long as the tensor `x` lives, because test rows stay the same while trees are added.
+    """
+    model = trees_of(party.trees)
+    owner = party.context.id if party.cfg.owner_column else None
+    done, key, total = _SCORES[x] if x in _SCORES else (0, "", np.empty(0))
+    start = digest([party.layout, owner])
+    if done > len(model) or key != start + digest(trees_tree(model.before(done))):
+        done, total = 0, np.zeros((outputs, len(x)), np.int64)
+    total = total + model.after(done).scores(bins_of(party, x), outputs)
+    _SCORES[x] = (len(model), start + digest(trees_tree(model)), total)
+    return total
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+def agree(fed: Federation, server: Party[Any], clients: Sequence[int]) -> Bins | None:
+    """The bins of all columns, from sums of counts of all owners; None if an owner's count is missing."""
+    sizes = [*server.context.words, *[server.context.parties] * server.cfg.owner_column]
+    numbers = [f for f, size in enumerate(sizes) if not size]
+    agreement = Agreement(numbers, server.cfg.bins)
+    while (asked := agreement.question) is not None:
+        found = fed.total(
+            clients,
+            "segments",
+            shared={**tensors(column=asked.column, start=asked.start), "size": asked.size, "parts": asked.parts},
+            expect={"rows": Shape("int64", len(asked.start), asked.parts)},
+        )
+        if found is None or len(found.ids) < len(clients):
+            return None
+        agreement.answer(found.value["rows"].numpy())
+    by_word = [np.empty(0, np.int64)] * len(sizes)
+    if any(sizes):
+        shape = {"rows": Shape("int64", sum(sizes))}
+        found = fed.total(clients, "words_of", shared=tensors(sizes=np.array(sizes, np.int64)), expect=shape)
+        if found is None or len(found.ids) < len(clients):
+            return None
+        by_word = np.split(found.value["rows"].numpy(), np.cumsum(sizes)[:-1])
+    edges = [
+        binning.frequent(rows, server.cfg.bins) if size else agreement.edges(f)
+        for f, (rows, size) in enumerate(zip(by_word, sizes, strict=True))
+    ]
+    return Bins(tuple(edges), np.array(sizes, bool))
+
+
+def question(growth: Growth) -> dict[str, Tree]:
+    """The message of a level: the last splits, and the nodes whose histograms are asked."""
+    asked = tensors(asked=growth.asked.astype(np.int32), tree=growth.tree.astype(np.int32))
+    return {"splits": splits_tree(growth.splits), **asked}
+
+
+def splits_tree(splits: Splits) -> dict[str, Tensor]:
+    """Splits as a message."""
+    return tensors(
+        node=splits.node.astype(np.int32),
+        tree=splits.tree.astype(np.int32),
+        column=splits.column.astype(np.int16),
+        left=np.packbits(splits.left, axis=1),
+        child=splits.child.astype(np.int32),
+    )
+
+
+def splits_of(tree: Any) -> Splits:
+    """The splits of a message."""
+    s = arrays(tree)
+    return Splits(s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"])
+
+
+def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
+    """For each client the bins, if it has none, and the trees that it lacks. The server's `known` (parties,) has the
+    number of trees of each client, -1 before the first message."""
+    model, messages = trees_of(server.trees), {}
+    for i in clients:
+        first = int(server.known[i])
+        lacked = trees_tree(model.after(max(first, 0)))
+        messages[i] = {"layout": server.layout if first < 0 else None, "first": max(first, 0), "trees": lacked}
+    return messages
+
+
+def learn(server: Any, trees: Trees, learned: Iterable[int]) -> None:
+    """Add trees to the server's model, which these clients have taken."""
+    server.trees = extended(server.trees, trees)
+    known = server.known.clone()
+    known[list(learned)] = len(server.trees["root"])
+    server.known = known
