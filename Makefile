@@ -21,14 +21,16 @@ test: $(VENV)/.dev ## format, lint, types and tests
 bench: $(VENV)/.core ## CPU seconds against plain PyTorch
 	$(VENV)/bin/python -m benchmarks
 
-docs: $(VENV)/.dev ## the documentation site, in build/site
+docs: $(VENV)/.dev ## the documentation site, in build/site, and that of the papers' results
 	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
-	@echo "Open build/site/index.html"
+	$(VENV)/bin/python -m sphinx -q -W --keep-going papers/docs build/site/papers
+	@echo "Open build/site/index.html and build/site/papers/index.html"
 
-build: $(VENV)/.dev ## the sdist, and the wheel that is built from it
+build: $(VENV)/.dev ## the sdists, and the wheels that are built from them
 	$(VENV)/bin/python -c 'from fedloom.cli.listing import write_index; write_index()'
 	$(VENV)/bin/python -m build -o dist .
 	rm src/fedloom/cli/listing.json
+	$(VENV)/bin/python -m build -o dist papers
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -46,7 +48,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml papers/pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e ".[dev]"
+	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e papers -e ".[dev]"
 	@touch $@ $(VENV)/.core

@@ -302,9 +302,10 @@ def seeds(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
 
 def cells(device: str, clock: Clock, small: bool, out: Path) -> dict[str, Any]:
     """Run cells until the time is over; finished ones go into an archive of the folder `runs` of `reproduce`."""
+    from fedloom.experiment.pool.fetch import absent
     from fedloom.experiment.pool.pool import Job as PoolJob
     from fedloom.experiment.pool.pool import run_all
-    from fedloom.reproduce.plan import absent, plan, reproductions
+    from fedloom_papers.plan import plan, reproductions
 
     scale: Any = "small" if small else "paper"
     change = {"engine": {"name": "auto", "device": device}}

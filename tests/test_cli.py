@@ -156,7 +156,6 @@ def test_the_first_list_is_as_later_ones(
         ("run fedal --engine=iso", {"isolated"}),
         ("run fedal --seed=1 -s topology.kind=small", {"small-world"}),
         ("run fedal -s evaluate.po", {"evaluate.points="}),
-        ("reproduce fedal-table-6", {"fedal-table-6"}),
     ],
 )
 def test_completion_knows_the_names(words: str, expected: set[str]) -> None:
@@ -356,7 +355,6 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "--resume", "--out", "X"], "X has no config.toml, so there is no run to resume"),
         (["run", "--resume"], "nothing to run: name a method"),
         (["node", "node.toml", "--log", "json"], "--log was renamed: write --log-format."),
-        (["reproduce", "--all", "--gpus", "1"], "--gpus was renamed: write --gpus-per-run."),
     ],
 )
 def test_mistakes_get_a_sentence_and_no_traceback(
@@ -490,3 +488,14 @@ def test_more_mistakes_get_a_sentence(
 def test_a_relay_is_not_needed_any_more(fedloom: Callable[..., Done], arguments: list[str]) -> None:
     done = fedloom(*arguments, code=2)
     assert "was removed: nodes dial the coordinator and need no open port" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize("line", ["reproduce fedal-table-6 --plan", "list reproductions"])
+def test_without_the_papers_the_error_names_the_extra(line: str) -> None:
+    code = (
+        "import importlib.metadata, sys; importlib.metadata.entry_points = lambda **_: ();"
+        f"from fedloom.cli import main; sys.argv = ['fedloom', *{line.split()}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error  ") and done.stderr.endswith("pip install 'fedloom[papers]'\n")
