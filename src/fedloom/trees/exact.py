@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-STEP: Final = 2.0**-20
-"""The unit of scores and leaf values, which are whole numbers."""
+PARTS: Final = 2**20
+"""Scores and leaf values are whole numbers of parts of 1."""
+STEP: Final = 1 / PARTS
 MOST_BITS: Final = 10
 """Bits of a gradient behind the point."""
 MOST_ROWS: Final = 2**27

@@ -79,6 +79,16 @@ class Growth:
         trees: np.ndarray = self._tree[self.asked]
         return trees
 
+    @property
+    def draws(self) -> bool:
+        """Whether the columns of a node are drawn."""
+        return self._draw is not None
+
+    @property
+    def cells(self) -> int:
+        """The bins of the asked nodes' columns, all together."""
+        return int(self._layout.widths[self.columns].sum())
+
     def answer(self, hist: np.ndarray) -> None:
         """Take the summed histograms (S, N) of the asked nodes, one node's bins after the other's, and split."""
         nodes, columns, k = self.asked, self.columns, self.columns.shape[1]
@@ -130,13 +140,21 @@ class Growth:
             np.broadcast_to(every, (len(nodes), len(every))) if self._draw is None else self._draw(len(nodes))
         )
 
+    @property
+    def places(self) -> np.ndarray:
+        """(nodes,) int64 the number of each node in `grown`, where each tree's nodes are side by side."""
+        places = np.empty(len(self._tree), np.int64)
+        places[np.argsort(self._tree, kind="stable")] = np.arange(len(places))
+        return places
+
     def grown(self, value: Callable[[np.ndarray], np.ndarray]) -> Trees:
         """The trees, with the values (nodes, V) int64 of leaves from the statistics (S, nodes) of all nodes."""
         assert self._sums is not None
+        places, order = self.places, np.argsort(self._tree, kind="stable")
         return Trees(
-            root=np.arange(self._trees),
-            feature=self._feature.astype(np.int16),
-            left=np.packbits(self._goes, axis=1),
-            child=self._child.astype(np.int32),
-            value=value(self._sums),
+            root=places[: self._trees],
+            feature=self._feature[order].astype(np.int16),
+            left=np.packbits(self._goes[order], axis=1),
+            child=np.where(self._feature < 0, 0, places[self._child])[order].astype(np.int32),
+            value=value(self._sums)[order],
         )

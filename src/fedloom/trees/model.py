@@ -11,7 +11,7 @@ _AT_ONCE = 2**21
 
 @dataclass(frozen=True)
 class Trees:
-    """T trees over bins.
+    """T trees over bins, each with its nodes side by side.
 
     Attributes:
         root: (T,) int32 the first node of each.

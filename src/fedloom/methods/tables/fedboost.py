@@ -44,7 +44,7 @@ from fedloom.trees import exact
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import STEP
 from fedloom.trees.growth import Growth
-from fedloom.trees.histograms import gradient_histograms, packed, two_in_one, untwined
+from fedloom.trees.histograms import gradient_histograms, packed, two_in_one
 from fedloom.trees.model import Trees, joined
 from fedloom.trees.splits import Newton
 
@@ -100,7 +100,8 @@ class FedBoostClient(Party[FedBoostConfig]):
     def begin(self, *, layout: Any, first: int, trees: Any) -> dict[str, Tensor]:
         """Take the bins and the trees that this owner lacks; its rows (K,) by class."""
         self.layout = layout or self.layout
-        self.scores = self.scores + steps.catch_up(self, first, trees, len(self.scores))
+        news = steps.catch_up(self, first, trees)
+        self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
         return self.rows()
 
     def histograms(self, *, bits: int, splits: Any, asked: Tensor, tree: Tensor) -> dict[str, Tensor]:
@@ -116,10 +117,10 @@ class FedBoostClient(Party[FedBoostConfig]):
         )
         return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
 
-    def learn(self, *, splits: Any, trees: Any) -> None:
+    def learn(self, *, splits: Any, trees: Any, places: Tensor) -> None:
         """Add the grown trees to the model, and their leaves to the scores."""
         steps.move(self, splits)
-        self.scores = self.scores + trees["value"][self.node.long(), 0]
+        self.scores = self.scores + trees["value"][places[self.node.long()], 0]
         self.trees = steps.extended(self.trees, steps.trees_of(trees))
 
     def infer(self, x: Tensor) -> Tensor:
@@ -144,12 +145,9 @@ class FedBoostServer(Party[FedBoostConfig]):
 
     ROLE = "server"
     STATE = ("layout", "trees", "known")
-
-    def setup(self) -> None:
-        """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its first message."""
-        self.layout: dict[str, Tensor] = {}
-        self.trees = steps.no_trees(1)
-        self.known = torch.full((self.context.parties,), -1)
+    layout: dict[str, Tensor]
+    trees: dict[str, Tensor]
+    setup = steps.init_server
 
 
 def outputs(classes: int) -> int:
@@ -204,7 +202,7 @@ def own_trees(party: FedBoostClient, rounds: int, start: Tensor | None = None) -
                 trees.answer(found.reshape(3, -1))
                 trees.splits.move(node, own.bins)
             parts.append(grown(cfg, trees, n))
-            scores = scores + parts[-1].value[node, 0]
+            scores = scores + parts[-1].value[trees.places[node], 0]
         return joined(parts)
 
     return steps.kept(party.context, f"own {rounds}", "" if start is None else digest(start), make)
@@ -228,19 +226,14 @@ def round(
         return
     rows = int(began.value["rows"].sum())
     trees, bits = growth(cfg, layout, T, rows), exact.bits_for(rows)
-    while len(trees.asked):
-        sums = 3 * len(trees.asked) * layout.cells
-        found = fed.total(
-            began.ids,
-            "histograms",
-            shared={"bits": bits, **steps.question(trees)},
-            expect={"sums": Shape("int64", -(-sums // 2))},
-        )
-        if found is None or found.ids != began.ids:
-            return
-        trees.answer(untwined(found.value["sums"].numpy(), sums).reshape(3, -1))
+    if not steps.grow(fed, began.ids, trees, 3, {"bits": bits}):
+        return
     news = grown(cfg, trees, rows)
-    message = {"splits": steps.splits_tree(trees.splits), "trees": steps.trees_tree(news)}
+    message = {
+        "splits": steps.splits_tree(trees.splits),
+        "trees": steps.trees_tree(news),
+        **steps.tensors(places=trees.places),
+    }
     learned = fed.call(began.ids, "learn", shared=message, expect=None)
     steps.learn(server, news, learned)
     yield "round"

@@ -4,7 +4,7 @@ Everything that owners send is a sum of integers, added by `Federation.total`, s
 rows are split over owners; see `fedloom.trees`. State and messages are trees of tensors; the functions here convert.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedloom.core.message import digest
-from fedloom.core.page import Federation, MethodConfig, MethodError, Party, Shape, Tree
+from fedloom.core.page import Federation, MethodConfig, Party, Shape, Tree
 from fedloom.trees import bins as binning
 from fedloom.trees import histograms
 from fedloom.trees.bins import Agreement, Bins, Question
@@ -97,8 +97,7 @@ def no_trees(values: int) -> dict[str, Tensor]:
 
 def extended(model: Any, news: Trees) -> dict[str, Tensor]:
     """The model with more trees."""
-    known = trees_of(model)
-    return trees_tree(joined([known, news]) if len(known) else news)
+    return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
 
 
 # -- an owner -----------------------------------------------------------------------------------------------------
@@ -127,10 +126,8 @@ class Binned:
 
 
 def columns(party: Party[Any], x: Tensor) -> np.ndarray:
-    """The columns (n, F) float32 of rows x (n, F), with the party's number as the last one if the config says so."""
-    if x.dim() != 2:
-        raise MethodError(f"trees need a table, and a row has the shape {tuple(x.shape[1:])}: choose another method")
-    values = x.cpu().numpy()
+    """The columns (n, F) float32 of rows x (n, ...), with the party's number as the last one if the config says so."""
+    values: np.ndarray = x.flatten(1).float().cpu().numpy()
     if not party.cfg.owner_column:
         return values
     return np.concatenate([values, np.full((len(values), 1), party.context.id, np.float32)], axis=1)
@@ -187,14 +184,13 @@ def move(party: Any, splits: Any) -> None:
         party.node = node
 
 
-def catch_up(party: Any, first: int, trees: Any, outputs: int) -> Tensor:
-    """Take the trees from number `first` on, of which the party may have some, into its `trees`. What they add
-    (outputs, n) to the scores of its own rows."""
+def catch_up(party: Any, first: int, trees: Any) -> Trees:
+    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked."""
     news = trees_of(trees)
     news = news.after(len(party.trees["root"]) - first)
     if len(news):
         party.trees = extended(party.trees, news)
-    return torch.from_numpy(news.scores(binned(party).bins, outputs))
+    return news
 
 
 def roots(trees: int, rows: int) -> Tensor:
@@ -207,26 +203,35 @@ def bins_of(party: Any, x: Tensor) -> np.ndarray:
     return layout_of(party.layout).of(columns(party, x))
 
 
-_SCORES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_SCORES: MutableMapping[Tensor, tuple[int, str, np.ndarray]] = WeakTensorKeyDictionary()
 
 
 def scores(party: Any, x: Tensor, outputs: int) -> np.ndarray:
-    """The sums (outputs, n) int64 over the trees of the party's `trees` for rows x (n, F).
+    """The sums (outputs, n) int64 over the party's `trees` for rows x (n, F).
 
     They are remembered as long as the tensor `x` lives, because test rows stay the same while trees are added.
     """
     model = trees_of(party.trees)
     owner = party.context.id if party.cfg.owner_column else None
-    done, key, total = _SCORES[x] if x in _SCORES else (0, "", np.empty(0))
-    start = digest([party.layout, owner])
-    if done > len(model) or key != start + digest(trees_tree(model.before(done))):
+
+    def key(trees: Trees) -> str:
+        return digest([party.layout, owner, trees_tree(trees)])
+
+    done, known, total = _SCORES[x] if x in _SCORES else (0, "", np.empty(0))
+    if done > len(model) or known != key(model.before(done)):
         done, total = 0, np.zeros((outputs, len(x)), np.int64)
-    total = total + model.after(done).scores(bins_of(party, x), outputs)
-    _SCORES[x] = (len(model), start + digest(trees_tree(model)), total)
-    return total
+    found: np.ndarray = total + model.after(done).scores(bins_of(party, x), outputs)
+    _SCORES[x] = (len(model), key(model), found)
+    return found
 
 
 # -- the server ---------------------------------------------------------------------------------------------------
+
+
+def init_server(server: Any) -> None:
+    """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its first message."""
+    server.layout, server.trees = {}, no_trees(1)
+    server.known = torch.full((server.context.parties,), -1)
 
 
 def agree(fed: Federation, server: Party[Any], clients: Sequence[int]) -> Bins | None:
@@ -258,10 +263,28 @@ def agree(fed: Federation, server: Party[Any], clients: Sequence[int]) -> Bins |
     return Bins(tuple(edges), np.array(sizes, bool))
 
 
-def question(growth: Growth) -> dict[str, Tree]:
-    """The message of a level: the last splits, and the nodes whose histograms are asked."""
-    asked = tensors(asked=growth.asked.astype(np.int32), tree=growth.tree.astype(np.int32))
-    return {"splits": splits_tree(growth.splits), **asked}
+def grow(fed: Federation, owners: tuple[int, ...], trees: Growth, statistics: int, shared: dict[str, Tree]) -> bool:
+    """Grow trees level by level, from the owners' sums of this many statistics; False if an owner was lost, as the
+    owners of a tree must stay the same.
+
+    The message of a level has the last splits, and the nodes whose histograms are asked, with their columns if they
+    are drawn.
+    """
+    while len(trees.asked):
+        asked = {"asked": trees.asked.astype(np.int32), "tree": trees.tree.astype(np.int32)}
+        if trees.draws:
+            asked["columns"] = trees.columns.astype(np.int16)
+        size = statistics * trees.cells
+        found = fed.total(
+            owners,
+            "histograms",
+            shared={**shared, "splits": splits_tree(trees.splits), **tensors(**asked)},
+            expect={"sums": Shape("int64", -(-size // 2))},
+        )
+        if found is None or found.ids != owners:
+            return False
+        trees.answer(histograms.untwined(found.value["sums"].numpy(), size).reshape(statistics, -1))
+    return True
 
 
 def splits_tree(splits: Splits) -> dict[str, Tensor]:
@@ -282,8 +305,7 @@ def splits_of(tree: Any) -> Splits:
 
 
 def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
-    """For each client the bins, if it has none, and the trees that it lacks. The server's `known` (parties,) has the
-    number of trees of each client, -1 before the first message."""
+    """For each client the bins, if it has none, and the trees that it lacks."""
     model, messages = trees_of(server.trees), {}
     for i in clients:
         first = int(server.known[i])
