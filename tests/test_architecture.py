@@ -178,11 +178,15 @@ MAX_PAGE_LINES = 400
 
 @pytest.mark.parametrize("method", methods.registry().values(), ids=lambda m: m.name)
 def test_a_page_stands_on_the_core_alone(method: Method) -> None:
-    """Its parties derive from Party directly, are final, and override nothing but hooks; its config has one base."""
+    """Its parties derive from Party, with at most one class between; they are final, and override nothing but hooks;
+    its config has one base."""
     concrete = {name for name, value in vars(Party).items() if callable(value) or isinstance(value, property)}
     for kind in filter(None, (method.client, method.server, method.black_box)):
-        assert [c for c in kind.__mro__ if issubclass(c, Party)] == [kind, Party], kind
-        assert getattr(kind, "__final__", False), f"{kind.__name__} needs @final"
+        *shared, last = [c for c in kind.__mro__ if issubclass(c, Party)][1:]
+        assert last is Party and len(shared) <= 1, kind
+        assert "__final__" in vars(kind), f"{kind.__name__} needs @final"
+        for base in shared:
+            assert not base.ROLE and vars(base).keys() & concrete <= HOOKS | {"state_names"}, base
         assert kind.ROLE, f"{kind.__name__} needs a ROLE, which state_sha256 and the ledger depend on"
         assert vars(kind).keys() & concrete <= HOOKS, kind
     assert len([c for c in method.config.__mro__ if issubclass(c, MethodConfig)]) <= 3, method.config

@@ -167,6 +167,48 @@ def broken_links(page: Path) -> list[str]:
     ]
 
 
+def adversaries() -> list[list[str]]:
+    """The cells of each row of the table of adversaries in the threat model."""
+    text = (ROOT / "docs" / "threat-model.md").read_text()
+    lines = text[text.index("| messages | O |") : text.index("### Before you sign")].splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:] if line.startswith("|")]
+
+
+def test_every_method_is_in_one_row_of_the_table_of_adversaries_and_its_tests_exist() -> None:
+    rows = adversaries()
+    assert {len(row) for row in rows} == {8}
+    places = Counter(name for row in rows for name in re.findall(r"`([a-z-]+)`", row[0]) if name in registry())
+    assert places == dict.fromkeys(registry(), 1)
+    tests = [name for row in rows for name in re.findall(r"`(tests/[\w/]+\.py)`", row[-1])]
+    assert tests and not [name for name in tests if not (ROOT / name).exists()]
+
+
+FORBIDDEN = (
+    r"against everybody",
+    r"(callers|methods|runs)[ ,]+and restarts",
+    r"over restarts(?! while)",
+    r"whatever the coordinator asks",
+    r"learns (the )?(sums?|mean) only",
+    r"No row can be read through scores",
+    r"an \(ε, δ\) for φ",
+    r"is the same if the node is asked again",
+    r"nothing else of the single messages",
+)
+"""Promises that fell: docs/security-advisories.md."""
+
+
+def test_no_page_or_docstring_repeats_a_promise_that_fell() -> None:
+    files = [
+        *PAGES,
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "src").rglob("*.toml"),
+        *(ROOT / "examples").rglob("*.toml"),
+    ]
+    texts = {path: " ".join(path.read_text(encoding="utf-8").split()) for path in files}
+    found = [(path.name, words) for path, text in texts.items() for words in FORBIDDEN if re.search(words, text)]
+    assert not found
+
+
 def test_links_lead_somewhere() -> None:
     assert not {page.name: found for page in PAGES if (found := broken_links(page))}
 

@@ -15,7 +15,7 @@ numbers, and the noise grows with it.
 
 import math
 import os
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -63,14 +63,14 @@ class Draws:
         return (steps * step).to(x.device, x.dtype)
 
 
-def draws(party: Party[Any], purpose: str, *keys: int) -> Draws:
+def draws(party: Party[object], purpose: str, *keys: int) -> Draws:
     """The draws of a party's release: fresh ones if it has a secret, otherwise those of its stream."""
     found = Draws(None if party.context.secret is not None else party.stream(purpose, *keys))
     party.note(SIMULATED, float(found.simulated))
     return found
 
 
-def charge(party: Party[Any], sigma: float, count: int = 1, rate: float = 1.0) -> None:
+def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0) -> None:
     """Charge releases to the budget of the party's rows, if it has one. Call it before they are made.
 
     Noise of a party without a secret protects nobody, so it is not a release that a budget could allow.

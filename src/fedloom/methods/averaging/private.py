@@ -9,8 +9,10 @@ McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurr
     clients  the server clips each client's update to C, adds noise of standard deviation σ C to the sum, and divides by
              the number of updates
 
-With `rows`, whatever a client sends is (ε, δ)-private for each of its rows, against everybody. With `clients`, all that
-the server publishes is private for each client as a whole; the server itself sees the updates.
+With `rows`, the weights that a client sends are (ε, δ)-private for each of its rows, under a server that sends models
+of honest training, with public scaling of the columns. They are not against a malicious server: see F1 and F2 in
+docs/security-advisories.md. With `clients`, all that the server publishes is private for each client as a whole; the
+server itself sees the updates.
 
 Differs:
     `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
@@ -23,7 +25,7 @@ Gossip (`peer/gossip.py`) has `rows` too: its peers average what they get withou
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -58,7 +60,15 @@ class TrainingPrivacy(BaseModel):
     """δ at which ε is reported."""
 
 
-def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
+class PrivateTraining(steps.LocalSGD, Protocol):
+    """Settings of local training and of its privacy."""
+
+    @property
+    def dp(self) -> TrainingPrivacy:
+        """Differential privacy of the weights."""
+
+
+def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     """The guarantee of a config with local training, `dp` and maybe a personal head."""
     dp = cfg.dp
     if dp.unit == "none":
@@ -69,7 +79,7 @@ def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
     return (Guarantee("weights", ABSENT, dp.delta, ROWS, lambda rows: epsilon(row_releases(cfg, rows), dp.delta)),)
 
 
-def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
+def row_releases(cfg: PrivateTraining, rows: Sequence[float]) -> list[Releases]:
     """The releases of a client's training, from its number of rows in each round that it took part in."""
     epochs = cfg.epochs + (cfg.head_epochs if cfg.personal_head else 0)
     found = []
@@ -79,13 +89,13 @@ def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
     return found
 
 
-def subset_steps(cfg: Any, rows: int) -> tuple[int, int]:
+def subset_steps(cfg: PrivateTraining, rows: int) -> tuple[int, int]:
     """The mean number of rows of a step, and the number of steps of an epoch over this many rows."""
     size = min(cfg.batch_size, rows)
     return size, -(-rows // size)
 
 
-def check(party: Party[Any]) -> None:
+def check(party: Party[PrivateTraining]) -> None:
     """Raise ModelError if a row's gradient depends on other rows."""
     if party.cfg.dp.unit == "rows" and any(
         isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()
@@ -99,7 +109,7 @@ def check(party: Party[Any]) -> None:
 # -- rows: at the client -------------------------------------------------------------------------------------------
 
 
-def dp_sgd(party: Party[Any], *, t: int) -> None:
+def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
     """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
     cfg, rows = party.cfg, len(party.data)
     size, each = subset_steps(cfg, rows)
@@ -113,7 +123,7 @@ def dp_sgd(party: Party[Any], *, t: int) -> None:
             dp_step(party, rng, list(names or party.params), size)
 
 
-def dp_step(party: Party[Any], rng: Draws, names: Sequence[str], size: int) -> None:
+def dp_step(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], size: int) -> None:
     """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
     dp, like = party.cfg.dp, [party.params[k] for k in names]
     total = clipped_sum(party, names, rng.included(len(party.data), size / len(party.data)))
@@ -123,7 +133,7 @@ def dp_step(party: Party[Any], rng: Draws, names: Sequence[str], size: int) -> N
     party.minimize(lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(), only=names)
 
 
-def clipped_sum(party: Party[Any], names: Sequence[str], which: Tensor) -> Tensor:
+def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tensor) -> Tensor:
     """The sum (d,) float64 of the gradients of these own rows, each clipped to norm C."""
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
     for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]

@@ -60,11 +60,12 @@ class NodeData(FileSection):
     looks: int = Field(100, ge=0)
     """Limit of the scores of this file, over all runs and callers (rows)."""
     epsilon: float = Field(10.0, gt=0)
-    """Limit of ε of all private messages about this file, over all runs and callers; inf for none (rows)."""
+    """Limit of ε of all private messages about this file, over all runs and callers, while STATE is not replaced; inf
+    for none (rows)."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
     max_ids: int = Field(1_000_000, ge=1, le=MOST)
-    """Limit of the coordinator's ids in an alignment (rows): it learns of each whether it is here."""
+    """Limit of the coordinator's ids in one alignment (rows): it learns of each whether it is here."""
 
     @model_validator(mode="before")
     @classmethod
