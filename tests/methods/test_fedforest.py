@@ -12,6 +12,7 @@ from fedloom import methods
 from fedloom.core.message import digest
 from fedloom.methods.tables import steps
 from fedloom.methods.tables.fedforest import FedForestConfig, growth
+from fedloom.trees.bins import Bins
 from fedloom.trees.exact import PARTS, copies
 from tests.methods.tables import WORDS, federation, owners, splits, table
 
@@ -90,7 +91,7 @@ def test_it_predicts_as_well_as_scikit_learn() -> None:
 
 
 def test_nodes_draw_their_columns() -> None:
-    layout = steps.layout_of(steps.tensors(edges=np.arange(9), lengths=np.ones(9, int), category=np.zeros(9, bool)))
+    layout = Bins((np.arange(1),) * 9, np.zeros(9, bool))
     trees = growth(FedForestConfig(), layout, np.random.default_rng(0))
     assert trees.columns.shape == (20, 3) and len({*map(tuple, trees.columns.tolist())}) > 10
     assert growth(FedForestConfig(columns=50), layout, np.random.default_rng(0)).columns.shape == (20, 9)

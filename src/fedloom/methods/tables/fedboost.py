@@ -87,7 +87,7 @@ class FedBoostClient(Party[FedBoostConfig]):
     def setup(self) -> None:
         """Neither bins nor trees."""
         T, n = outputs(self.context.classes), len(self.context.rows)
-        self.layout: dict[str, Tensor] = {}
+        self.layout: dict[str, Any] = {}
         self.trees = steps.no_trees(1)
         self.scores = self.words = torch.zeros(T, n, dtype=torch.int64)
         self.node = torch.zeros(T, n, dtype=torch.int32)
@@ -145,7 +145,7 @@ class FedBoostServer(Party[FedBoostConfig]):
 
     ROLE = "server"
     STATE = ("layout", "trees", "known")
-    layout: dict[str, Tensor]
+    layout: dict[str, Any]
     trees: dict[str, Tensor]
     setup = steps.init_server
 

@@ -79,7 +79,7 @@ class FedForestClient(Party[FedForestConfig]):
 
     def setup(self) -> None:
         """Neither bins nor trees."""
-        self.layout: dict[str, Tensor] = {}
+        self.layout: dict[str, Any] = {}
         self.trees = steps.no_trees(self.context.classes)
         self.node = torch.zeros(0, len(self.context.rows), dtype=torch.int32)
         self.drawn = torch.zeros(0, len(self.context.rows), dtype=torch.int64)
@@ -124,7 +124,7 @@ class FedForestServer(Party[FedForestConfig]):
 
     ROLE = "server"
     STATE = ("layout", "trees", "known")
-    layout: dict[str, Tensor]
+    layout: dict[str, Any]
     trees: dict[str, Tensor]
     setup = steps.init_server
 

@@ -51,16 +51,17 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
     return {name: x.cpu().numpy() for name, x in tree.items()}
 
 
-def layout_tree(layout: Bins) -> dict[str, Tensor]:
-    """The bins as a message."""
+def layout_tree(layout: Bins) -> dict[str, Tree]:
+    """The bins as a message, with their SHA-256, by which owners know whether they have changed."""
     lengths = np.array([len(edges) for edges in layout.edges], np.int64)
     edges = np.concatenate([np.empty(0, np.int64), *layout.edges])
-    return tensors(edges=edges, lengths=lengths, category=layout.category)
+    found = tensors(edges=edges, lengths=lengths, category=layout.category)
+    return {**found, "sha256": digest(found)}
 
 
 def layout_of(tree: Any) -> Bins:
     """The bins of a message."""
-    found = arrays(tree)
+    found = arrays({name: x for name, x in tree.items() if name != "sha256"})
     return Bins(tuple(np.split(found["edges"], np.cumsum(found["lengths"])[:-1])), found["category"])
 
 
@@ -140,9 +141,13 @@ def own_columns(party: Party[Any]) -> np.ndarray:
 
 def own_labels(party: Party[Any]) -> np.ndarray:
     """The labels (n,) of the party's own rows."""
-    rows = party.context.rows
-    labels: np.ndarray = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
-    return labels
+
+    def make() -> np.ndarray:
+        rows = party.context.rows
+        labels: np.ndarray = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        return labels
+
+    return kept(party.context, "labels", "", make)
 
 
 def binned(party: Any) -> Binned:
@@ -153,7 +158,7 @@ def binned(party: Any) -> Binned:
         bins = layout.of(own_columns(party))
         return Binned(layout, bins, histograms.cells_of(bins, layout), own_labels(party))
 
-    return kept(party.context, "binned", digest(party.layout), make)
+    return kept(party.context, "binned", party.layout["sha256"], make)
 
 
 def segments(party: Any, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
@@ -215,7 +220,7 @@ def scores(party: Any, x: Tensor, outputs: int) -> np.ndarray:
     owner = party.context.id if party.cfg.owner_column else None
 
     def key(trees: Trees) -> str:
-        return digest([party.layout, owner, trees_tree(trees)])
+        return digest([party.layout["sha256"], owner, trees_tree(trees)])
 
     done, known, total = _SCORES[x] if x in _SCORES else (0, "", np.empty(0))
     if done > len(model) or known != key(model.before(done)):

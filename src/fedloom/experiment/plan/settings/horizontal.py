@@ -15,6 +15,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
 from fedloom.core.scores import SCORED
 from fedloom.data.dataset import Dataset, DatasetInfo
+from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
@@ -111,7 +112,7 @@ class Horizontal:
             data=own(None),
             network=server_network,
             device=run.engine.device,
-            words=(0,) * math.prod(data.dataset.input_shape) if raw else (),
+            words=data.dataset.words or (0,) * math.prod(data.dataset.input_shape) if raw else (),
         )
         contexts = [
             replace(
@@ -292,6 +293,13 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, raw: bool) -> _
     if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    if raw and form.kind == "table":
+        _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
+        shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
+        known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words)
+        if own is not None:
+            x = decoded(own_form.table, own.x)[0]
+            own = replace(own, x=x, columns=columns, words=words, fill="median" if np.isnan(x).any() else "")
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, warn_once
 from fedloom.data.dataset import Dataset
+from fedloom.data.encoder import undo
 from fedloom.data.flower import partition_at
 from fedloom.data.sources import load
 from fedloom.data.split import Split, split
@@ -27,7 +28,7 @@ def data_of(run: "RunConfig", files: "PrivateData | None" = None, *, raw: bool =
     Args:
         run: the config.
         files: the data set's location on this machine, if not the run's.
-        raw: whether its columns stay as they are, neither scaled nor filled.
+        raw: whether its columns are those that were read: not encoded, scaled or filled.
 
     Raises:
         DataError: the data set cannot be read or partitioned.
@@ -69,7 +70,7 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
         warn_once(f"{dataset.name}: {len(shares.public)} rows of the owners are public rows (data.public_rows).")
     _warn_of_single_classes(data, dataset, shares)
     if raw:
-        return dataset, shares
+        return undo(dataset), shares
     if basis(dataset, shares) == BY_OWNER:
         return dataset.standardized_by_owner(np.concatenate(shares.shards)), shares
     known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
