@@ -26,11 +26,11 @@ docs: $(VENV)/.dev ## the documentation site, in build/site, and that of the pap
 	$(VENV)/bin/python -m sphinx -q -W --keep-going papers/docs build/site/papers
 	@echo "Open build/site/index.html and build/site/papers/index.html"
 
-build: $(VENV)/.dev ## the sdists, and the wheels that are built from them
+build: $(VENV)/.dev ## the sdist, the wheel that is built from it, and the papers' wheel
 	$(VENV)/bin/python -c 'from fedloom.cli.listing import write_index; write_index()'
 	$(VENV)/bin/python -m build -o dist .
 	rm src/fedloom/cli/listing.json
-	$(VENV)/bin/python -m build -o dist papers
+	$(VENV)/bin/python -m build --wheel -o dist papers
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -38,7 +38,7 @@ BRITISH = re.compile(
     re.IGNORECASE,
 )
 """British spellings: identifiers, messages and prose have American ones. `neighbour` stays, as four settings have that
-name and archived results are keyed by settings; `centre` is the name of a module, which hashes of states contain."""
+name; `centre` is the name of a module, which hashes of states contain."""
 AMBIGUOUS = {
     "set",
     "least",

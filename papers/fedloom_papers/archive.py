@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.run_digest import settings_digest
 from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.report import metrics
 from fedloom.report.read import Run
+from fedloom_papers.keys import archive_key
 from fedloom_papers.spec import Reproduction, Scale
 
 ENVIRONMENT = ("fedloom", "commit", "python", "torch", "numpy", "platform", "processor", "cores", "cuda", "started")
@@ -28,7 +28,7 @@ class ArchivedRun(BaseModel):
     """A finished run.
 
     Attributes:
-        digest: of its settings and files: see `settings_digest`.
+        digest: of its settings and files: see `archive_key`.
         config: the same with seed 0; equal for all seeds of a cell.
         cell: the first cell that used it, for readers.
         test_sha256: fingerprint of the test rows.
@@ -75,7 +75,7 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
     chances = {name: s.chance_of(name) for name in s.accuracies}
     return ArchivedRun(
         digest=key,
-        config=settings_digest(config.model_copy(update={"seed": 0})),
+        config=archive_key(config.model_copy(update={"seed": 0})),
         cell=cell,
         seed=s.seed,
         dataset=s.dataset,

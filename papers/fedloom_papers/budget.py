@@ -8,11 +8,11 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.run_digest import settings_digest
 from fedloom.experiment.pool.fetch import absent, fetch, unlisted
 from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, run_all
 from fedloom.experiment.run.execute import RunResult, execute
 from fedloom_papers.claims import ClaimTest, check_claims
+from fedloom_papers.keys import archive_key
 from fedloom_papers.plan import Plan, Planned
 from fedloom_papers.results import gather
 from fedloom_papers.spec import Claim
@@ -69,7 +69,7 @@ def _batches(plan: Plan, one: Planned) -> list[Batch]:
             continue
         finished = {record.digest for place in places for record in place.records}
         runs = [place.cell.runs[0].model_copy(update={"seed": s}) for place in places for s in range(target)]
-        left = {digest(run): run for run in runs if settings_digest(run) not in finished}
+        left = {digest(run): run for run in runs if archive_key(run) not in finished}
         if left and chance > 0:
             made.setdefault(result.evidence or claim.text, Batch(f"{one.name}: {claim.text}", left, chance))
     return [*made.values()]

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 from fedloom._version import __version__
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.run_digest import settings_digest
 from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
@@ -19,6 +18,7 @@ from fedloom_papers.archive import Archive
 from fedloom_papers.claims import ClaimResult, check_claims
 from fedloom_papers.figures import PlotSection, pictures, row_style
 from fedloom_papers.index import FILE, HOW, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
+from fedloom_papers.keys import archive_key
 from fedloom_papers.multiverse import maps
 from fedloom_papers.results import TableResults, gather, missing, seeds, untestable
 from fedloom_papers.selection import EVERYTHING, Selection
@@ -39,7 +39,7 @@ def write(
     problems: Mapping[Path, str] | None = None,
     asked: Selection = EVERYTHING,
     archive: Archive | None = None,
-    key_of: Callable[[RunConfig], str] = settings_digest,
+    key_of: Callable[[RunConfig], str] = archive_key,
 ) -> Outcome:
     """Write `index.html`, `table.md`, `table.csv`, a CSV file for some pictures, and `outcome.json`.
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.run_digest import settings_digest
 from fedloom.experiment.pool.fetch import absent, fetch, unlisted
 from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finished, run_all
 from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.report.read import read_run
 from fedloom_papers.archive import Archive, record_of
+from fedloom_papers.keys import archive_key
 from fedloom_papers.selection import Selection, dotted_settings
 from fedloom_papers.shipped import SYSTEMS, shipped
 from fedloom_papers.spec import (
@@ -98,6 +98,11 @@ class Plan:
         """The tables and figures that need a run, of any seed, each with its first cell that does."""
         return [*self._cells.get(_without_seed(run), {}).values()]
 
+    def title(self, run: RunConfig) -> str:
+        """`fedal-table-6: FedAL @ α = 5, seed 0`, by its first use."""
+        one, cell = self.uses(run)[0]
+        return f"{one.name}: {cell.name}, seed {run.seed}"
+
     @cached_property
     def _cells(self) -> dict[str, dict[str, tuple[Planned, Cell]]]:
         found: dict[str, dict[str, tuple[Planned, Cell]]] = {}
@@ -117,7 +122,7 @@ class Plan:
                 return
             for one, cell in self.uses(job.run):
                 own = cell.runs[0].model_copy(update={"seed": job.run.seed})
-                key = self.settings.get(_given(own)) or settings_digest(own)
+                key = self.settings.get(_given(own)) or archive_key(own)
                 self.archive.add(one.scale, one.name, [record_of(run, own, key, cell.name, one.reproduction)])
 
         def archive_and_show(standing: Standing) -> None:
@@ -223,7 +228,7 @@ def plan(
                 cells = tuple(_with_finished_seeds(cell, known, out) for cell in cells)
             every = [(run.model_dump_json(), _given(run), run) for cell in cells for run in cell.runs]
             digests |= {text: digest(run) for text, _, run in every if text not in digests}
-            given |= {words: settings_digest(run) for _, words, run in every if words not in given}
+            given |= {words: archive_key(run) for _, words, run in every if words not in given}
             runs = {digests[text]: run for text, _, run in every}
             archived |= runs.keys()
             lacking |= {digests[text] for text, words, _ in every if given[words] not in known}
@@ -247,7 +252,7 @@ def _with_finished_seeds(cell: Cell, archived: Set[str], out: Path) -> Cell:
     runs = list(cell.runs)
     while runs:
         run = runs[0].model_copy(update={"seed": len(runs)})
-        if settings_digest(run) not in archived and not (out / "runs" / digest(run) / "result.json").is_file():
+        if archive_key(run) not in archived and not (out / "runs" / digest(run) / "result.json").is_file():
             break
         runs.append(run)
     return replace(cell, runs=tuple(runs))
@@ -305,9 +310,7 @@ def run_plan(
     fetch(absent(left))
     each = dict(zip(runs, costs or [1.0] * len(runs), strict=True))
     here = {key: run for key, run in runs.items() if key in left or plan.folder(run).is_dir()} if left else left
-    uses = {key: plan.uses(run)[0] for key, run in here.items()}
-    titles = {key: f"{one.name}: {cell.name}, seed {here[key].seed}" for key, (one, cell) in uses.items()}
-    jobs = [Job(run, plan.out / "runs" / key, titles[key], each[key], key) for key, run in here.items()]
+    jobs = [Job(run, plan.out / "runs" / key, plan.title(run), each[key], key) for key, run in here.items()]
     ended = run_all(
         jobs, workers=workers, ray=ray, gpus=gpus, progress=plan.archiving(progress), stop=stop, execute=execute
     )

@@ -11,12 +11,12 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.run_digest import settings_digest
 from fedloom.report import formatting as fmt
 from fedloom.report import metrics
 from fedloom.report.metrics import Unit
 from fedloom.report.read import Run, read_run
 from fedloom_papers.archive import ArchivedRun, record_of
+from fedloom_papers.keys import archive_key
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.spec import SCALES, Cell, Reproduction, Row, Scale
 
@@ -225,7 +225,7 @@ def gather(
     problems: Mapping[Path, str],
     asked: Selection = EVERYTHING,
     archived: Mapping[str, ArchivedRun] | None = None,
-    key_of: Callable[[RunConfig], str] = settings_digest,
+    key_of: Callable[[RunConfig], str] = archive_key,
 ) -> TableResults:
     """Read the folders of all runs. An `Attempt` without a run says why: it failed (`problems` has the reason by
     folder), or is missing, unfinished or damaged. For a run without a folder the archive has the numbers by digest."""
