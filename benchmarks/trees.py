@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import accuracy_score, roc_auc_score
 
-from fedloom.experiment.plan.reading import check
 from fedloom.core.federation import Federation
 from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.engine import start
 
@@ -65,7 +65,11 @@ def rivals(words: Sequence[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield (
         "scikit-learn",
         lambda: HistGradientBoostingClassifier(
-            max_iter=ROUNDS, learning_rate=0.1, l2_regularization=1, max_leaf_nodes=31, early_stopping=False,
+            max_iter=ROUNDS,
+            learning_rate=0.1,
+            l2_regularization=1,
+            max_leaf_nodes=31,
+            early_stopping=False,
             categorical_features=[f for f, size in enumerate(words) if size] or None,
         ),
     )

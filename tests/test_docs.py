@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
