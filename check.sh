@@ -43,7 +43,7 @@ python -m pytest --collect-only -q "$@" >/dev/null 2>&1 || true
 
 # Four at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
 tested=0
-python -m pytest -n 4 --dist worksteal "$@" || tested=$?
+python -m pytest -n 4 --dist worksteal --durations=20 "$@" || tested=$?
 
 # Tests of processes and sockets share this machine with three others. Up to three that failed run once more, one at a
 # time; those that fail again fail the check, and those that pass are named in the output, as they still need mending.

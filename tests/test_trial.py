@@ -28,7 +28,7 @@ from fedloom.experiment.trial.candidates import (
     candidates,
     infeasible,
 )
-from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide_owners, gain, tail
+from fedloom.experiment.trial.decide import ALPHA, Gain, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
 from fedloom.experiment.trial.run import Choice, score
 
@@ -58,17 +58,20 @@ def test_the_corrected_interval_covers_and_the_plain_one_does_not() -> None:
     assert corrected / 400 > 0.93 and plain / 400 < 0.7
 
 
-def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
-    assert adjusted([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.5])
-    assert adjusted([]) == []
-
-
 def of(mean: float, error: float, splits: int = 10) -> Gain:
     return Gain(mean, mean - 2.262 * error, mean + 2.262 * error, error, splits, 1 / 3)
 
 
 OPEN = of(0.01, 0.05)
 """A mean gain over owners that decides nothing."""
+
+
+def test_p_values_are_adjusted_as_by_benjamini_and_hochberg() -> None:
+    gains = [of(0.02, 0.01), of(0.02, 0.01), of(0.05, 0.01), of(0.0, 0.01)]
+    middle, small = tail(0.0, gains[0]), tail(0.0, gains[2])
+    joins = [one.p_join for one in decide_owners(gains, 0.01, OPEN)]
+    assert joins == pytest.approx([middle * 4 / 3, middle * 4 / 3, small * 4, 0.5])
+    assert decide_owners([], 0.01, OPEN) == []
 
 
 def test_decisions() -> None:

@@ -1,4 +1,4 @@
-"""Metrics: the number that a cell shows of a run, and its unit.
+"""A metric of a finished run by its name, and its unit.
 
 A metric is named as in a run's files:
 

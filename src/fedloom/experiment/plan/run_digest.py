@@ -50,7 +50,10 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
     except FedloomError:  # perhaps of another version
         same = False
     if not same:
-        raise ConfigError(f"{folder} has a run with other settings: remove the folder, or choose another")
+        raise ConfigError(
+            f"{folder} has a run with other settings, or of another version of fedloom: "
+            "remove the folder, or choose another"
+        )
     return (folder / "result.json").is_file()
 
 
