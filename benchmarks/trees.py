@@ -58,7 +58,7 @@ def fedloom(plan: RunPlan) -> tuple[float, np.ndarray]:
         return seconds, party.infer(plan.contexts[0].tests["test"].every).softmax(-1).numpy()
 
 
-def rivals(words: Sequence[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def rivals(words: Sequence[Sequence[str]]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Other libraries, with 31 leaves and one thread."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 

@@ -12,7 +12,7 @@ from fedloom.core.context import ClientContext, Rows
 from fedloom.core.method import Method
 from tests.toy import Toy
 
-WORDS = (0, 0, 0, 7, 0)
+WORDS = ((), (), (), tuple("abcdefg"), ())
 """Four columns of numbers, and one of words."""
 
 
@@ -29,7 +29,7 @@ def table(n: int, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 
 
 def owners(
-    x: np.ndarray, y: np.ndarray, cuts: Sequence[int], words: Sequence[int] = WORDS, classes: int = 2
+    x: np.ndarray, y: np.ndarray, cuts: Sequence[int], words: Sequence[Sequence[str]] = WORDS, classes: int = 2
 ) -> list[ClientContext]:
     """The owners of consecutive rows, that begin at the cuts."""
     parts = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
@@ -39,6 +39,7 @@ def owners(
             id=i,
             parties=len(parts),
             classes=classes,
+            columns=[f"x{f}" for f in range(len(words))],
             words=tuple(words),
             data=Rows(torch.from_numpy(a), torch.from_numpy(b).long(), torch.arange(len(b)), zero, one),
         )
@@ -48,7 +49,7 @@ def owners(
 
 def federation(method: Method, contexts: list[ClientContext], **more: Any) -> Toy:
     """A toy federation of these owners."""
-    side = {"classes": contexts[0].classes, "words": contexts[0].words, "network": None}
+    side = {"classes": contexts[0].classes, "words": contexts[0].words, "columns": contexts[0].columns, "network": None}
     return Toy(method, client_contexts=contexts, server_side=side, **more)
 
 

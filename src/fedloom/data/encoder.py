@@ -304,14 +304,16 @@ def encode_own(found: Understanding) -> Dataset:
     )  # fmt: skip
 
 
-def decoded(rules: Sequence[ColumnEncoder], x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...], tuple[str, ...]]:
-    """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column the number of words of
-    a category, 0 for numbers, and the columns' names.
+def decoded(
+    rules: Sequence[ColumnEncoder], x: np.ndarray
+) -> tuple[np.ndarray, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column the words of a
+    category, () for numbers, and the columns' names.
 
     A word is its number among the rule's words, a missing one NaN. Columns that say which numbers are missing are left
     out; those of free text stay.
     """
-    parts, words, names, at = list[np.ndarray](), list[int](), list[str](), 0
+    parts, words, names, at = list[np.ndarray](), list[tuple[str, ...]](), list[str](), 0
     for rule in rules:
         part = x[:, at : at + len(rule.names)]
         at += len(rule.names)
@@ -322,11 +324,11 @@ def decoded(rules: Sequence[ColumnEncoder], x: np.ndarray) -> tuple[np.ndarray, 
                 missing |= place == rule.words.index(MISSING)
             place[missing] = np.nan
             parts, names = [*parts, place[:, None]], [*names, rule.name]
-            words.append(len(rule.names))
+            words.append((*rule.words, *([OTHER] if rule.other else [])))
         else:
             kept = 1 if isinstance(rule, RawNumber) else len(rule.names)
             parts, names = [*parts, part[:, :kept]], [*names, *rule.names[:kept]]
-            words += [0] * kept
+            words += [()] * kept
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), tuple(words), tuple(names)
 
 

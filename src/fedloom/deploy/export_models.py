@@ -68,7 +68,8 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     tried, shared, first = 0, _Shared(), None
     for i, name in enumerate(_folders(trained.names.values())):
         if plan.contexts[i].network is None:
-            found.skipped[name] = f"it has a black box ({plan.architectures[i]}), whose state is not tensors"
+            why = "whose state is not tensors" if plan.contexts[i].black_box else "which is no network"
+            found.skipped[name] = f"it has {plan.architectures[i]}, {why}"
             continue
         party = trained.party(i)
         first = party if i == plan.training[0] else first

@@ -50,6 +50,7 @@ class Growth:
         asked: (m,) int64 nodes whose histograms are needed next, ascending; empty when the trees are grown.
         columns: (m, k) the columns of each asked node.
         splits: the last level's.
+        gains: (F,) the sum of the gains of all splits by each column.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Growth:
         self._above: np.ndarray | None = None  # histograms (S, m, cells) of the parents of the asked nodes
         self._sibling = np.empty(0, np.int64)
         self.splits = Splits(*(np.empty(0, np.int64),) * 3, np.empty((0, width), bool), np.empty(0, np.int64))
+        self.gains = np.zeros(len(layout.edges))
         self._ask(np.arange(trees))
 
     @property
@@ -108,6 +110,7 @@ class Growth:
         found = best(hist, columns, self._layout, self._criterion, self._min_rows)
         go = found.gain > 0
         split, lefts = nodes[go], found.sums[:, go]
+        np.add.at(self.gains, found.column[go], found.gain[go])
         child = len(self._tree) + 2 * np.arange(len(split))
         self.splits = Splits(split, self._tree[split], found.column[go], found.left[go], child)
         self._feature[split], self._goes[split], self._child[split] = found.column[go], found.left[go], child

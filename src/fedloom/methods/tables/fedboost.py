@@ -144,10 +144,11 @@ class FedBoostServer(Party[FedBoostConfig]):
     """The server, which sees sums over owners."""
 
     ROLE = "server"
-    STATE = ("layout", "trees", "known")
+    STATE = ("layout", "trees", "known", "gains")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
     setup = steps.init_server
+    findings = steps.importance
 
 
 def outputs(classes: int) -> int:
@@ -235,7 +236,7 @@ def round(
         **steps.tensors(places=trees.places),
     }
     learned = fed.call(began.ids, "learn", shared=message, expect=None)
-    steps.learn(server, news, learned)
+    steps.learn(server, news, trees.gains / 2.0**bits, learned)
     yield "round"
 
 

@@ -123,10 +123,11 @@ class FedForestServer(Party[FedForestConfig]):
     """The server, which sees sums over owners."""
 
     ROLE = "server"
-    STATE = ("layout", "trees", "known")
+    STATE = ("layout", "trees", "known", "gains")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
     setup = steps.init_server
+    findings = steps.importance
 
 
 def shares(scores: np.ndarray) -> np.ndarray:
@@ -184,7 +185,8 @@ def round(
     if not steps.grow(fed, began.ids, trees, server.context.classes, {"numbers": numbers}):
         return
     news = grown(trees)
-    steps.learn(server, news, fed.call(began.ids, "learn", shared={"trees": steps.trees_tree(news)}, expect=None))
+    learned = fed.call(began.ids, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
+    steps.learn(server, news, trees.gains, learned)
     yield "round"
 
 

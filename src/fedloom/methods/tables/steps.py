@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedloom.core.message import digest
-from fedloom.core.page import Federation, MethodConfig, Party, Shape, Tree
+from fedloom.core.page import Federation, LearnedTable, MethodConfig, Party, Shape, Tree
 from fedloom.trees import bins as binning
 from fedloom.trees import histograms
 from fedloom.trees.bins import Agreement, Bins, Question
@@ -237,11 +237,21 @@ def init_server(server: Any) -> None:
     """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its first message."""
     server.layout, server.trees = {}, no_trees(1)
     server.known = torch.full((server.context.parties,), -1)
+    columns = len(server.context.columns) + server.cfg.owner_column
+    server.gains = torch.zeros(columns, dtype=torch.float64)
+
+
+def importance(server: Any) -> list[LearnedTable]:
+    """The share of each column in all gains of splits, the largest first."""
+    names = [*server.context.columns, *["owner"] * server.cfg.owner_column]
+    shares = (server.gains / server.gains.sum().clamp(min=1e-300)).tolist()
+    rows = sorted(zip(names, shares, strict=True), key=lambda row: -row[1])
+    return [LearnedTable("Importance: the share of the gains of all splits", ("Column", "Share"), tuple(rows))]
 
 
 def agree(fed: Federation, server: Party[Any], clients: Sequence[int]) -> Bins | None:
     """The bins of all columns, from sums of counts of all owners; None if an owner's count is missing."""
-    sizes = [*server.context.words, *[server.context.parties] * server.cfg.owner_column]
+    sizes = [*map(len, server.context.words), *[server.context.parties] * server.cfg.owner_column]
     numbers = [f for f, size in enumerate(sizes) if not size]
     agreement = Agreement(numbers, server.cfg.bins)
     while (asked := agreement.question) is not None:
@@ -319,9 +329,10 @@ def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
     return messages
 
 
-def learn(server: Any, trees: Trees, learned: Iterable[int]) -> None:
-    """Add trees to the server's model, which these clients have taken."""
+def learn(server: Any, trees: Trees, gains: np.ndarray, learned: Iterable[int]) -> None:
+    """Add trees, and the gains (F,) of their splits by column, to the server's; these clients have taken the trees."""
     server.trees = extended(server.trees, trees)
+    server.gains = server.gains + torch.from_numpy(gains)
     known = server.known.clone()
     known[list(learned)] = len(server.trees["root"])
     server.known = known

@@ -14,7 +14,7 @@ from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
 from fedloom.core.scores import SCORED
-from fedloom.data.dataset import Dataset, DatasetInfo
+from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
 from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
@@ -104,15 +104,17 @@ class Horizontal:
         assert data.dataset is not None
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(run, method, data.dataset, architectures)
+        if raw:  # the method has models of its own
+            architectures = (method.name,) * clients
         server = ClientContext(
             id=0,
             seed=run.seed,
             parties=clients,
             classes=len(data.classes),
             data=own(None),
-            network=server_network,
+            network=None if raw else server_network,
             device=run.engine.device,
-            words=data.dataset.words or (0,) * math.prod(data.dataset.input_shape) if raw else (),
+            **(raw_columns(data.dataset) if raw else {}),
         )
         contexts = [
             replace(
@@ -121,7 +123,7 @@ class Horizontal:
                 neighbours=graphs.Others(clients, n) if graph is None else graph[n],
                 data=own(n),
                 public=public,
-                network=client_networks[n],
+                network=None if raw else client_networks[n],
                 tests=tests(n),
             )
             for n in range(clients)
@@ -217,6 +219,13 @@ def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> I
 _Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
 """The assignment; a function from a client, or None for the server, to its training rows, if here; the public rows; and
 a function from a client to its test rows by name."""
+
+
+def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
+    """The names of a data set's columns, and the words of each that is a category. Pixels are numbered."""
+    size = math.prod(dataset.input_shape)
+    names = dataset.columns if len(dataset.columns) == size else tuple(map(str, range(size)))
+    return {"columns": names, "words": dataset.words or ((),) * size}
 
 
 def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
