@@ -160,7 +160,7 @@ def _methods(experiment: Experiment) -> list[Method]:
     for entry in experiment.compare.methods if experiment.compare else (run.method,):
         name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
         with contextlib.suppress(FedloomError):
-            known.append(methods.load(name) if ".py" in name else methods.find(name))
+            known.append(methods.named(name))
     return known
 
 

@@ -156,11 +156,19 @@ FEDAVG = Method(
     server=FedAvgServer,
     fixed={"finetune_epochs": 0},
     needs=("one network",),
+    linear=True,
 )
 
 METHODS = (
     FEDAVG,
-    replace(FEDAVG, name="fedavg-ft", title="FedAvg; each client fine-tunes before use", fixed={}),
+    replace(
+        FEDAVG,
+        name="fedavg-ft",
+        title="FedAvg; each client fine-tunes before use",
+        fixed={},
+        trial_rank=1,
+        trial_variants={"own heads": {"personal_head": True}},
+    ),
     replace(
         FEDAVG,
         name="fedlp",

@@ -40,9 +40,9 @@ Differs:
     Cheap mode sends three messages per pair instead of two: the trained body follows the probe.
     Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here noise of standard
         deviation σ C0 / L is added to φ (the mean of L row gradients, each clipped to C0), or to the clipped change of
-        the body. Only the first has an (ε, δ), which covers a sent φ alone: bodies and losses are sent without noise,
-        and the choice of neighbours, which is sent too, tells about φ without noise. φ is then computed at the initial
-        head: the own one was trained on the own rows without noise.
+        the body. Only the first has an (ε, δ), and only with `threshold="anchored"`: it covers φ and the choice
+        of neighbours, which then compares what was sent. Bodies and losses are sent without noise. φ is computed at
+        the initial head: the own one was trained on the own rows without noise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -200,10 +200,11 @@ AFIND_PLUS = Method(
         "anchored": {"threshold": "anchored", "mode": "cheap"},
     },
     needs=("one network",),
+    quadratic=True,
 )
 
 METHODS = (
-    AFIND_PLUS,
+    replace(AFIND_PLUS, trial_rank=2),
     replace(AFIND_PLUS, name="afind", title="AFIND+ with equal weights", fixed={"aggregation": "uniform"}),
     replace(
         AFIND_PLUS,

@@ -149,7 +149,7 @@ DITTO = Method(
 )
 
 METHODS = (
-    DITTO,
+    replace(DITTO, trial_rank=3),
     replace(
         DITTO,
         name="ditto-afind",

@@ -92,6 +92,7 @@ GOSSIP = Method(
     round=round,
     client=GossipPeer,
     needs=("one network",),
+    linear=True,
 )
 
 METHODS = (

@@ -7,7 +7,8 @@ parentheses are the paper's equations, lines those of its Algorithm 1.
 A page's peer derives from `SelectingPeer` and keeps two names in its STATE:
 
     friends: p (m,) and θ; masks (m,) of the party itself, of its neighbours, and of those last available; the number of
-        φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one.
+        φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one, and the own φ once it was
+        sent or compared.
     heard: results of round `t` that the same round uses later: the party's own F(before), a mask (m,) of the neighbours
         that replied, and their losses (m,); {"t": -1} otherwise.
 
@@ -33,12 +34,12 @@ from fedloom.core.page import (
     Shape,
     Template,
     Tree,
-    cap_rows,
     floats,
 )
 from fedloom.methods import robust, steps
 from fedloom.protect.accountant import REPLACED, Releases, epsilon
 from fedloom.protect.noise import charge, draws
+from fedloom.protect.privacy import clipped_rows
 
 SIMILAR = 0.5
 """Smallest cosine of a neighbour that an anchored peer selects."""
@@ -134,11 +135,16 @@ class SelectionConfig(MethodConfig):
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of φ, if it has noise. Bodies and losses have none."""
-        if self.dp.target != "phi":
+        """That of φ and of the choice of neighbours, if φ has noise and is compared at the initial network. Bodies and
+        losses have none.
+
+        With another threshold the choice depends on the own φ at a body that was trained without noise, which one row
+        moves by any amount.
+        """
+        if self.dp.target != "phi" or self.threshold != "anchored":
             return ()
         note = lambda sent: self.dp.epsilon(round(max(sent)))
-        return (Guarantee("feature proxy φ alone", REPLACED, self.dp.delta, SENT, note),)
+        return (Guarantee("feature proxy φ and choice of neighbours", REPLACED, self.dp.delta, SENT, note),)
 
     def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""
@@ -233,14 +239,14 @@ class SelectingPeer(Party[SelectionT_co]):
 
     def anchor(self, *, t: int) -> dict[str, Tree]:
         """φ_j at the initial network, on the rows of round 0: the same for every peer that asks, in every round."""
-        return {"phi": private(self, initial_proxy(self), t, torch.tensor(self.context.id))}
+        return {"phi": own_anchor(self, t)}
 
     def compare(self, *, t: int, inbox: Mapping[str, Any]) -> None:
         """The cosine of the own φ and those of the neighbours that replied, all at the initial network."""
         if inbox:
-            ids = [int(j) for j in inbox]
+            ids, own = [int(j) for j in inbox], own_anchor(self, t)
             cosines, met = self.friends["cosines"].clone(), self.friends["met"].clone()
-            cosines[ids] = cosine(torch.stack([r["phi"] for r in inbox.values()]), initial_proxy(self)).double()
+            cosines[ids] = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
             met[ids] = True
             self.friends = {**self.friends, "cosines": cosines, "met": met}
 
@@ -283,7 +289,7 @@ def proxy(party: Party[SelectionConfig], t: int) -> tuple[Tensor, Tensor]:
                 steps.set_weights(party, {k: p.detach() for k, p in initial if k.startswith("head.")})
             rows = party.row_gradients(loss_of, x, y, of=names)
             each = torch.cat([g.flatten(1) for g in rows.values()], 1)  # (L, d)
-            return cap_rows(each, cfg.dp.clip).mean(0), loss
+            return clipped_rows(each, cfg.dp.clip).mean(0), loss
     return torch.cat([g.flatten() for g in gradients.values()]), loss
 
 
@@ -296,6 +302,17 @@ def initial_proxy(party: Party[SelectionConfig]) -> Tensor:
         return proxy(party, 0)[0]
 
 
+def own_anchor(party: SelectingPeer[SelectionConfig], t: int) -> Tensor:
+    """The own φ (d,) at the initial network. Noise is drawn once, so that what is compared is what is sent."""
+    if party.cfg.dp.target != "phi":
+        return initial_proxy(party)
+    if "phi" not in party.friends:
+        phi = private(party, initial_proxy(party), t, torch.tensor(party.context.id))
+        party.friends = {**party.friends, "phi": phi}
+    found: Tensor = party.friends["phi"]
+    return found
+
+
 def private(party: SelectingPeer[SelectionConfig], phi: Tensor, t: int, by: Tensor) -> Tensor:
     """φ (d,) with noise if `dp` is set; `friends` counts it. A row that counts as nothing moves it by C0 / L."""
     dp = party.cfg.dp
@@ -305,7 +322,8 @@ def private(party: SelectingPeer[SelectionConfig], phi: Tensor, t: int, by: Tens
     party.friends = {**party.friends, "sent": sent}
     charge(party, dp.sigma)
     party.note(SENT, float(sent))
-    party.note("epsilon of phi", dp.epsilon(int(sent)))
+    if party.cfg.promises:
+        party.note("epsilon of phi", dp.epsilon(int(sent)))
     bound = dp.clip / min(party.cfg.probe_rows, len(party.data))
     return draws(party, "privacy", t, int(by)).blur(phi, dp.sigma * bound, 2 * bound)
 

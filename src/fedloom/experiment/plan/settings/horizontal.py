@@ -26,7 +26,7 @@ from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, 
 from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import Metric, RunPlan
-from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names
+from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names, unbounded
 from fedloom.experiment.run.evaluate import (
     CHANCE,
     call_all,
@@ -88,7 +88,9 @@ class Horizontal:
         graph = run.topology.graph(run.data.clients, run.seed)
         clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
-            data, own, public, tests = _private(run, files, at, raw)
+            if words := unbounded(run, cfg, files.public is not None):
+                raise ConfigError(words)
+            data, own, public, tests = _private(run, files, at, cfg.promises, raw)
         else:
             data, own, public, tests = _partitioned(run, files, raw)
         if "public rows" in method.needs and run.data.own and files.public is None:
@@ -274,11 +276,11 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None, raw: bool) -> _Assigned:
+def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool, raw: bool) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns are standardized by the public rows, or without them by each party's own training rows, which also fill the
-    missing numbers of the party's own rows. If `raw`, they stay as they are.
+    Columns are standardized by the agreed scale, or else by the public rows, or else by each party's own training rows,
+    which also fill the missing numbers of the party's own rows. If `raw`, they stay as they are.
 
     Raises:
         ConfigError: a required file is not named.
@@ -294,13 +296,16 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, raw: bool) -> _
     if own is None and (at is not None or run.data.server_rows):
         whose = "the server" if at is None else f"party {at}"
         raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
-    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner)
+    train, test = (
+        (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner, promises)
+    )
     fitted = public if len(public) else None if own is None else own.x[train]
     public_fill, shift, scale = (form if len(public) else own_form).scaling(None if raw else fitted)
     if form.fill and not raw:
         public = np.where(np.isnan(public), public_fill, public)
     if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
+    public, own = form.cut(public), None if own is None else replace(own, x=form.cut(own.x))
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
     if raw and form.kind == "table":
         _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
@@ -356,14 +361,17 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
 
 
 def _held_out(
-    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile
+    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile, promises: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a party's training and test rows. The server trains on all its rows."""
+    """Indices of a party's training and test rows. The server trains on all its rows.
+
+    If the method `promises` a guarantee, labels do not count: one of them would move other rows between the two.
+    """
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
     held = hold_out(
-        own.y,
+        np.zeros_like(own.y) if promises else own.y,
         own.test,
         seed=run.seed if seed is None else seed,
         fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,
