@@ -11,7 +11,7 @@ import torch
 
 from fedloom import methods
 from fedloom.core.faults import Faults
-from fedloom.core.message import digest
+from fedloom.core.message import decode, digest, encode
 from fedloom.methods.tables import steps
 from fedloom.methods.tables.fedboost import FedBoostConfig
 from fedloom.trees.exact import STEP, bits_for, gradients
@@ -177,3 +177,18 @@ def test_what_is_remembered_of_test_rows_is_right() -> None:
         toy.run(1, start=t)
         seen = [toy.party(i).infer(new) for i in range(2)]
         assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], toy.party(0).infer(new.clone()))
+
+
+def test_a_run_that_continues_from_its_saved_state_gives_the_same_bits() -> None:
+    x, y = table(200, seed=12)
+    whole = federation(FEDBOOST, owners(x, y, [50, 120]), **SMALL).run(5)
+    first = federation(FEDBOOST, owners(x, y, [50, 120]), **SMALL).run(2)
+    states, server = (
+        decode(encode({str(i): state for i, state in first.engine.states().items()})),
+        decode(encode(first.server.state())),
+    )
+    second = federation(FEDBOOST, owners(x, y, [50, 120]), **SMALL)
+    second.engine.load({int(i): state for i, state in states.items()})
+    second.server.load(server)
+    assert digest(second.run(3, start=2).server.state()) == digest(whole.server.state())
+    assert model(second) == model(whole)
