@@ -122,6 +122,8 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("dispfl", {}, False),
     ("augfl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, True),
     ("fedpcl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, False),
+    ("fedboost", {}, True),
+    ("fedforest", {"params": {"lot": 5}}, True),
 ]
 
 
@@ -204,6 +206,25 @@ def test_a_table_of_the_user(tmp_path: Path) -> None:
     _, plain = plain_predictions(folder, tmp_path / "my.csv")
     np.testing.assert_allclose(plain, expected, atol=2e-6)
     assert ((expected.argmax(1) == 1) == (color == "red")).mean() > 0.8 and loaded.classes == ("no", "yes")
+
+
+def test_trees_of_a_user_s_table_with_words_and_gaps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    color, size = rng.choice(["red", "blue", "green", ""], 300), rng.normal(size=300).round(3).astype(object)
+    label = np.where((color == "red") | (size > 0.5), "yes", "no")
+    size[rng.random(300) < 0.2] = ""
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "color", "label"])
+        writer.writerows(zip(size, color, label, strict=True))
+    data = {"name": str(tmp_path / "my.csv"), "clients": 2, "partition": "iid", "missing": "median"}
+    trained(tmp_path / "run", "fedboost", data=data, rounds=20)
+    found = export(tmp_path / "run")
+    loaded = load_model(found.folder / "server", trust=[NETWORK])
+    expected = loaded.predict(tmp_path / "my.csv")
+    _, plain = plain_predictions(found.folder / "server", tmp_path / "my.csv")
+    np.testing.assert_allclose(plain, expected, atol=2e-6)
+    assert found.tried > 20 and ((expected.argmax(1) == 1) == (label == "yes")).mean() > 0.85
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from fedloom.api import execute
 from fedloom.core import fixed_point
 from fedloom.core.errors import ConfigError, MessageError, MethodError
-from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded
+from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded, totaled
 from fedloom.core.message import Shape, Template, floats
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import find, registry
@@ -59,11 +59,24 @@ def test_no_sum_leaves_the_ring() -> None:
         with pytest.raises(MessageError, match="a weight must be"):
             encoded({**huge, "rows": torch.tensor(rows)}, "rows", 2)
     with pytest.raises(MessageError, match="floats"):
-        encoded({"x": torch.tensor([1, 2])}, None, 3)
+        encoded({"x": torch.tensor([1, 2], dtype=torch.int32)}, None, 3)
+    with pytest.raises(MessageError, match=r"fed\.total"):
+        decoded(encoded({"x": torch.tensor([1, 2])}, None, 3), {"x": Shape("int64", 2)}, None)
     with pytest.raises(MessageError, match="every dimension"):
         fixed_point.size(floats(None, 3), None)
     with pytest.raises(MessageError, match="weight above 0"):
         decoded(np.zeros(8, np.uint64), LIKE, "rows")
+
+
+def test_integers_are_added_as_they_are_modulo_2_64() -> None:
+    like = {"x": Shape("int64", 2), "y": Shape("int64")}
+    replies = [{"x": torch.tensor([2**62, -(2**40)]), "y": torch.tensor(k)} for k in range(4)]
+    total = totaled(sum(encoded(reply, None, 4) for reply in replies), like)  # type: ignore[arg-type]
+    assert total["x"].tolist() == [0, -(2**42)] and int(total["y"]) == 6
+    with pytest.raises(MessageError, match="int64 tensors alone"):
+        totaled(encoded(reply(0, 1), None, 3), floats(7))
+    with pytest.raises(MessageError, match="template's size"):
+        totaled(np.zeros(3, np.uint64), like)
 
 
 def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:

@@ -27,6 +27,7 @@ def page(run: Run) -> Page:
         *blocks,
         privacy(run),
         leaks(run),
+        _learned(run),
         diagnostics(run),
         traffic(run),
         _failures(run),
@@ -129,6 +130,15 @@ def _costs(s: RunSummary) -> Iterable[Tile]:
         where = f"{e.engine} engine, {fmt.times(e.workers, 'worker')}, {e.device}" if e else ""
         yield Tile("Time", fmt.duration(total), where, f"{total:,.2f} seconds")
     yield Tile("Failures", fmt.whole(s.failures), "calls without a valid reply", f"{fmt.whole(s.messages)} messages")
+
+
+def _learned(run: Run) -> PageSection | None:
+    """What the server has learned, as its method says."""
+    tables = [
+        PageTable(found.title, found.columns, [cells(*map(fmt.value, row)) for row in found.rows])
+        for found in run.summary.learned
+    ]
+    return PageSection("What was learned", tables=tables) if tables else None
 
 
 def _failures(run: Run) -> PageSection | None:

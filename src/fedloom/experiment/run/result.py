@@ -113,6 +113,14 @@ class MeasuredLeak(FileSchema):
     parties: int
 
 
+class Learned(FileSchema):
+    """A table of what the server has learned: see `fedloom.core.party.LearnedTable`."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | None]]
+
+
 class PrivacySpent(FileSchema):
     """The differential privacy of the messages of one kind.
 
@@ -177,6 +185,7 @@ class RunSummary(FileSchema):
     attacks: dict[str, AttackSuccess] = {}
     privacy: list[PrivacySpent] = []
     leaks: list[MeasuredLeak] = []
+    learned: list[Learned] = []
     agreement: float | None
     chance: float | None
     own_chance: float | None = None
