@@ -50,6 +50,8 @@ class Dataset:
     fits: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
     """The fill (F,), shift and scale of a table's columns: one for each owner, by which x is scaled already, or one for
     all, by which only missing numbers are filled."""
+    offset: np.ndarray | None = None
+    """(F,) float64: what was subtracted from each column of x, so that float32 tells its numbers apart; None for 0."""
     ready: bool = False
     """Whether rows are inputs of networks as they are, so that they are not standardized."""
 
