@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test bench docs build clean help
+.PHONY: demo test quick wheel bench docs build clean help
 
 help: ## show this
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -18,17 +18,37 @@ demo: $(VENV)/.core ## learn together on scikit-learn's digits: FedAL, FedMD and
 test: $(VENV)/.dev ## format, lint, types and tests
 	PATH="$(abspath $(VENV))/bin:$$PATH" ./check.sh
 
+# A page's tests are those that have its name, or that of one of its methods, in theirs.
+CHANGED = $(shell git diff --name-only HEAD -- src/fedloom/methods | xargs -rn1 basename -s .py)
+METHOD ?= $(CHANGED)
+quick: $(VENV)/.dev ## format, lint and tests of the pages that you changed, or of one: make quick METHOD=fedal
+	@test -n "$(strip $(METHOD))" || { echo "No page has changed since the last commit. Name one: make quick METHOD=fedal"; exit 1; }
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check .
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=3 tests/test_architecture.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=3 tests/methods tests/engines/test_every_method.py \
+	  -k "$$(echo $(METHOD) | sed 's/ / or /g')"
+
 bench: $(VENV)/.core ## CPU seconds against plain PyTorch
 	$(VENV)/bin/python -m benchmarks
 
-docs: $(VENV)/.dev ## the documentation site, in build/site
+docs: $(VENV)/.dev ## the documentation site, in build/site, and that of the papers' results
 	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
-	@echo "Open build/site/index.html"
+	$(VENV)/bin/python -m sphinx -q -W --keep-going papers/docs build/site/papers
+	@echo "Open build/site/index.html and build/site/papers/index.html"
 
-build: $(VENV)/.dev ## the sdist, and the wheel that is built from it
+build: $(VENV)/.dev ## the sdist, the wheel that is built from it, and the papers' wheel
 	$(VENV)/bin/python -c 'from fedloom.cli.listing import write_index; write_index()'
 	$(VENV)/bin/python -m build -o dist .
 	rm src/fedloom/cli/listing.json
+	$(VENV)/bin/python -m build --wheel -o dist papers
+
+wheel: ## the tests on the wheels in dist, in an environment without this checkout's code
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install -q --no-compile -c constraints.txt $(INDEX) \
+	  $$(ls dist/fedloom_papers-*.whl) "$$(ls dist/fedloom-*.whl)[dev]"
+	build/wheel/bin/python -c 'import fedloom, sys; sys.exit(fedloom.__file__.startswith(f"{sys.prefix}/") is False)'
+	PATH="$(abspath build/wheel/bin):$$PATH" OMP_NUM_THREADS=1 python -m pytest -n 4 --dist worksteal $(TESTS)
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -46,7 +66,7 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml papers/pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e ".[dev]"
+	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e papers -e ".[dev]"
 	@touch $@ $(VENV)/.core

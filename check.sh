@@ -14,19 +14,28 @@ trap 'rm -rf "$wheels"; kill "$beside" 2>/dev/null || true' EXIT
 # Types are checked beside the rest: alone they would keep one core busy for a minute, and the others waiting. And every
 # extra must install together with the tested versions: nothing is downloaded twice, and nothing is installed.
 {
-  mypy && python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]"
+  mypy && python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e papers -e ".[all,dev]"
 } >"$wheels/beside" 2>&1 &
 beside=$!
 
 # The wheel, built from the sdist as a release is, holds what an installation needs beside the code.
 python -m build --no-isolation -o "$wheels" . >/dev/null
 held=$(python -m zipfile -l "$wheels"/*.whl)
-for file in experiments/quickstart.toml experiments/papers/fedal-table-6.toml report/page.html py.typed; do
+for file in presets/quickstart.toml report/page.html py.typed; do
   grep -q "fedloom/$file" <<<"$held" || { echo "the wheel lacks fedloom/$file"; exit 1; }
 done
+# The papers' tables are in a wheel of their own.
+python -m build --no-isolation --wheel -o "$wheels/papers" papers >/dev/null
+apart=$(python -m zipfile -l "$wheels"/papers/*.whl)
+for table in papers/fedloom_papers/presets/*.toml; do
+  table=$(basename "$table")
+  grep -q "fedloom_papers/presets/$table" <<<"$apart" || { echo "the papers' wheel lacks $table"; exit 1; }
+  ! grep -q "$table" <<<"$held" || { echo "the wheel of fedloom has $table, of a paper"; exit 1; }
+done
 
-# The documentation site builds, and no link or reference in it is broken.
+# Both documentation sites build, and no link or reference in them is broken.
 python -m sphinx -q -W --keep-going docs "$wheels/site"
+python -m sphinx -q -W --keep-going papers/docs "$wheels/site/papers"
 
 # Compile the tests and what they import once: each of the four processes would do so for itself. The tests below report
 # what goes wrong here.
@@ -34,7 +43,7 @@ python -m pytest --collect-only -q "$@" >/dev/null 2>&1 || true
 
 # Four at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
 tested=0
-python -m pytest -n 4 --dist worksteal "$@" || tested=$?
+python -m pytest -n 4 --dist worksteal --durations=20 "$@" || tested=$?
 
 # Tests of processes and sockets share this machine with three others. Up to three that failed run once more, one at a
 # time; those that fail again fail the check, and those that pass are named in the output, as they still need mending.

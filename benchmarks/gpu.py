@@ -302,9 +302,10 @@ def seeds(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
 
 def cells(device: str, clock: Clock, small: bool, out: Path) -> dict[str, Any]:
     """Run cells until the time is over; finished ones go into an archive of the folder `runs` of `reproduce`."""
+    from fedloom.experiment.pool.fetch import absent
     from fedloom.experiment.pool.pool import Job as PoolJob
     from fedloom.experiment.pool.pool import run_all
-    from fedloom.reproduce.plan import absent, plan, reproductions
+    from fedloom_papers.plan import plan, reproductions
 
     scale: Any = "small" if small else "paper"
     change = {"engine": {"name": "auto", "device": device}}
@@ -316,8 +317,10 @@ def cells(device: str, clock: Clock, small: bool, out: Path) -> dict[str, Any]:
     if small:
         runs = dict(list(runs.items())[:1])
     order = sorted(runs, key=lambda key: runs[key].seed)  # the first seed of every cell before the second of any
-    titles = planned.titles()
-    jobs = [PoolJob(runs[key], out / "runs" / key, titles[key], 1 / (1 + n), key) for n, key in enumerate(order)]
+    jobs = [
+        PoolJob(runs[key], out / "runs" / key, planned.title(runs[key]), 1 / (1 + n), key)
+        for n, key in enumerate(order)
+    ]
     ended = run_all(jobs, workers=1, stop=lambda: clock.left < 15)
     done = [one for one in ended if one.state in ("kept", "finished")]
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is counted in a small run of every method, over what `fedloom.reproduce.cost` says before.
+"""What is counted in a small run of every method, over what `fedloom.experiment.estimate.cost` says before.
 
 Operations of matrix products and convolutions, counted by torch as they are done, with the evaluations; and, with
 `--seconds`, CPU seconds of somewhat longer runs. A ratio above 1 means more was done than said.
@@ -15,10 +15,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.estimate.cost import cost
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
-from fedloom.reproduce.cost import cost
 
 SMALL: dict[str, Any] = {"clients": 6, "public_rows": 100, "test_fraction": 0.5, "test_rows": 60, "own_test_rows": 20}
 LONGER: tuple[dict[str, Any], ...] = (

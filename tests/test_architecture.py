@@ -28,9 +28,9 @@ ALLOWED = {
     "experiment": {"core", "protect", "data", "models", "methods", "engines"},
     "remote": {"core", "protect", "data", "models", "methods", "engines", "experiment"},
     "report": {"core", "data", "experiment"},
-    "reproduce": {"core", "data", "models", "methods", "experiment", "report"},
+    "sweep": {"core", "experiment", "report"},
     "deploy": {"core", "data", "models", "methods", "experiment"},
-    "cli": {"api", "core", "data", "models", "methods", "experiment", "remote", "report", "reproduce", "deploy"},
+    "cli": {"api", "core", "data", "models", "methods", "experiment", "remote", "report", "sweep", "deploy"},
 }
 TOP = {"__init__", "__main__", "_version", "api"}
 LOOSE = {"_version"}  # what every folder may import beside
@@ -51,6 +51,8 @@ def imports(file: Path) -> set[str]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
+PAPERS = sorted((SOURCE.parents[1] / "papers" / "fedloom_papers").rglob("*.py"))
+"""A package of its own on top of fedloom."""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
@@ -61,6 +63,10 @@ def test_imports_go_only_where_they_may(file: Path) -> None:
     for module in imports(file):
         part = module.split(".")[1] if "." in module else "__init__"
         assert part in ALLOWED[own] | LOOSE | {own}, f"{own} must not import {module}"
+
+
+def test_the_library_does_not_know_the_papers() -> None:
+    assert PAPERS and not [file for file in FILES if "fedloom_papers" in file.read_text()]
 
 
 def test_the_table_has_no_circle_and_names_every_folder() -> None:
@@ -104,9 +110,9 @@ def test_folders_and_loose_files_are_few() -> None:
 
 def test_no_class_name_means_two_things() -> None:
     where: dict[str, list[str]] = {}
-    for file in FILES:
+    for file in [*FILES, *PAPERS]:
         for found in classes(file):
-            where.setdefault(found.name, []).append(str(file.relative_to(SOURCE)))
+            where.setdefault(found.name, []).append(str(file))
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
@@ -130,7 +136,7 @@ def test_a_method_page_imports_neither_engines_nor_experiments_nor_touches_files
 
 def test_nothing_can_run_code_from_a_message_or_file() -> None:
     """No pickle, and nothing that uses it: torch.load, allow_pickle, eval."""
-    for file in FILES:
+    for file in [*FILES, *PAPERS]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
@@ -171,11 +177,15 @@ MAX_PAGE_LINES = 400
 
 @pytest.mark.parametrize("method", methods.registry().values(), ids=lambda m: m.name)
 def test_a_page_stands_on_the_core_alone(method: Method) -> None:
-    """Its parties derive from Party directly, are final, and override nothing but hooks; its config has one base."""
+    """Its parties derive from Party, with at most one class between; they are final, and override nothing but hooks;
+    its config has one base."""
     concrete = {name for name, value in vars(Party).items() if callable(value) or isinstance(value, property)}
     for kind in filter(None, (method.client, method.server, method.black_box)):
-        assert [c for c in kind.__mro__ if issubclass(c, Party)] == [kind, Party], kind
-        assert getattr(kind, "__final__", False), f"{kind.__name__} needs @final"
+        *shared, last = [c for c in kind.__mro__ if issubclass(c, Party)][1:]
+        assert last is Party and len(shared) <= 1, kind
+        assert "__final__" in vars(kind), f"{kind.__name__} needs @final"
+        for base in shared:
+            assert not base.ROLE and vars(base).keys() & concrete <= HOOKS | {"state_names"}, base
         assert kind.ROLE, f"{kind.__name__} needs a ROLE, which state_sha256 and the ledger depend on"
         assert vars(kind).keys() & concrete <= HOOKS, kind
     assert len([c for c in method.config.__mro__ if issubclass(c, MethodConfig)]) <= 3, method.config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shlex
 import sys
@@ -20,10 +19,11 @@ from fedloom.cli import main
 from fedloom.cli.app import app
 from fedloom.cli.listing import listing
 from fedloom.methods import registry
-from fedloom.reproduce.verdicts import VERDICTS
 from tests.test_architecture import ALLOWED
 
 ROOT = Path(__file__).parents[1]
+HERE = "https://github.com/fedloom/fedloom/blob/main/"
+"""The repository, to whose files the two sites link."""
 GENERATED = {ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md")}
 """Pages that building the site writes."""
 PAGES = [
@@ -75,7 +75,9 @@ def mistake(line: str) -> str:
         for what in given[first] if isinstance(given[first], tuple | list) else [given[first]]:
             if what and what not in named and not re.search(r"[./]", str(what)):
                 return f"no method or experiment {what}"
-    missing = [word for word in words if word.startswith(("examples/", "docs/")) and not (ROOT / word).exists()]
+    missing = [
+        word for word in words if word.startswith(("examples/", "docs/", "papers/")) and not (ROOT / word).exists()
+    ]
     return f"no file {missing[0]}" if missing else ""
 
 
@@ -150,11 +152,66 @@ def test_the_threat_model_names_every_method_and_tests_that_exist() -> None:
     assert named and all(f"def {name}(" in defined for name in named)
 
 
+def broken_links(page: Path) -> list[str]:
+    """Links of a page to files of the repository that do not exist."""
+    targets = re.findall(r"\]\(([^)#]+)|<(https:[^>]+)>", page.read_text())
+    files = {
+        one: ROOT / one.removeprefix(HERE) if one.startswith(HERE) else page.parent / one
+        for one in map("".join, targets)
+    }
+    return [
+        one
+        for one, file in files.items()
+        if (one.startswith(HERE) or not one.startswith("http"))
+        and file.resolve() not in GENERATED
+        and not file.exists()
+    ]
+
+
+def adversaries() -> list[list[str]]:
+    """The cells of each row of the table of adversaries in the threat model."""
+    text = (ROOT / "docs" / "threat-model.md").read_text()
+    lines = text[text.index("| messages | O |") : text.index("### Before you sign")].splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:] if line.startswith("|")]
+
+
+def test_every_method_is_in_one_row_of_the_table_of_adversaries_and_its_tests_exist() -> None:
+    rows = adversaries()
+    assert {len(row) for row in rows} == {8}
+    places = Counter(name for row in rows for name in re.findall(r"`([a-z-]+)`", row[0]) if name in registry())
+    assert places == dict.fromkeys(registry(), 1)
+    tests = [name for row in rows for name in re.findall(r"`(tests/[\w/]+\.py)`", row[-1])]
+    assert tests and not [name for name in tests if not (ROOT / name).exists()]
+
+
+FORBIDDEN = (
+    r"against everybody",
+    r"(callers|methods|runs)[ ,]+and restarts",
+    r"over restarts(?! while)",
+    r"whatever the coordinator asks",
+    r"learns (the )?(sums?|mean) only",
+    r"No row can be read through scores",
+    r"an \(ε, δ\) for φ",
+    r"is the same if the node is asked again",
+    r"nothing else of the single messages",
+)
+"""Promises that fell: docs/security-advisories.md."""
+
+
+def test_no_page_or_docstring_repeats_a_promise_that_fell() -> None:
+    files = [
+        *PAGES,
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "src").rglob("*.toml"),
+        *(ROOT / "examples").rglob("*.toml"),
+    ]
+    texts = {path: " ".join(path.read_text(encoding="utf-8").split()) for path in files}
+    found = [(path.name, words) for path, text in texts.items() for words in FORBIDDEN if re.search(words, text)]
+    assert not found
+
+
 def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            if not target.startswith("http") and (page.parent / target).resolve() not in GENERATED:
-                assert (page.parent / target).exists(), f"{page.name} -> {target}"
+    assert not {page.name: found for page in PAGES if (found := broken_links(page))}
 
 
 def test_the_architecture_page_names_what_the_test_holds() -> None:
@@ -162,44 +219,3 @@ def test_the_architecture_page_names_what_the_test_holds() -> None:
     for name in ALLOWED:
         assert f"`{name}`" in text or f"`{name}/`" in text, name
         assert f">{name}<" in picture, name
-
-
-PAPERS = {"fedal": "FedAL", "afind": "AFIND+", "evfl": "Proto-EVFL", "augfl": "AugFL"}
-RESULT = re.compile(
-    r"^\| [^|]+ \| \[([^\]]+)\]\(reproduced/((?:paper/)?)([\w-]+)/table\.md\) \| ([^|]+) \| ([^|]+) \| ([\w ]+) \|$",
-    re.M,
-)
-"""A row of a table of results: place, scale, page, printed effect, our interval, verdict."""
-
-
-def claims_of(folder: str) -> dict[str, list[dict[str, Any]]]:
-    """The archived claims by table or figure."""
-    text = (ROOT / "docs/reproduced" / folder / "claims.json").read_text(encoding="utf-8")
-    return {one["name"]: [claim | {"place": one["place"]} for claim in one["claims"]] for one in json.loads(text)}
-
-
-def test_every_result_is_that_of_an_archived_claim() -> None:
-    rows = RESULT.findall((ROOT / "docs/reproduce.md").read_text(encoding="utf-8"))
-    assert len(rows) > 70
-    for place, scale, page, printed, here, verdict in rows:
-        shown = {
-            (
-                claim["place"],
-                "—" if claim["printed"] is None else f"{claim['printed']:+.1f}".replace("-", "−"),
-                claim["found"].replace("\xa0", " ").replace(" points", "").split(", printed")[0].split(":")[0],
-                claim["verdict"],
-            )
-            for claim in claims_of(scale)[page]
-        }
-        assert (place, printed, here, verdict) in shown, (page, printed, here, verdict)
-
-
-def test_verdicts_are_counted_as_in_the_archive() -> None:
-    text, counted = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8"), Counter[tuple[str, str]]()
-    for page, claims in claims_of("").items():
-        counted.update((page.split("-")[0], claim["verdict"]) for claim in claims if not claim["same_runs_as"])
-    for system, paper in PAPERS.items():
-        row = " | ".join(str(counted[system, verdict]) for verdict in VERDICTS)
-        assert f"| {paper} | {row} |" in text
-    informing = sum(n for (_, verdict), n in counted.items() if verdict in VERDICTS[:3])
-    assert f"{informing} of {counted.total()} claims inform" in text

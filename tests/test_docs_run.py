@@ -34,8 +34,7 @@ from fedloom.experiment.pool.job import do_all
 from fedloom.remote.federation import read as read_federation
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.config import read as read_node
-from fedloom.reproduce import plan, spec
-from fedloom.reproduce.sweep.config import read as read_sweep
+from fedloom.sweep.config import read as read_sweep
 from tests.test_docs import PAGES, ROOT
 
 NOT_RUN = {
@@ -57,9 +56,6 @@ MORE = {
     r"run \S+/(?!adult|credit|devices|views)[\w-]+\.toml": f"{OWNERS} -s data.public_rows=8 -s data.test=0.25",
     r"run \S+newcomers": "-s data.server_rows=20",
     r"run \S+(devices|views)\.toml": "-s columns.aligned=60",
-    r"reproduce --all": "--plan",
-    r"reproduce augfl": "-s data.name=digits -s data.clients=20 -s data.server_rows=60",
-    r"reproduce (fedal|afind)-": "-s data.name=digits -s data.options.rows=20",
     r"sweep ": "-s data.clients=2 -s sweep.confirm=[10]",
 }
 """Arguments that make a command small, or put data that is here into the place of the hub's or of a download."""
@@ -83,7 +79,6 @@ HEART = table("age,chest_pain,max_rate", disease="0,1,1", hospital="cleveland,hu
 VIEWS = {f"view{k}.csv": table("a,b", id="", **({} if k else {"digit": "0,1,2"})) for k in range(6)}
 DEVICES = {"phone.csv": table("x,y", window="", activity="sit,walk"), "watch.csv": table("x,y,z", window="")}
 CANCER = {"new.csv": table(",".join(load_breast_cancer().feature_names), patient="")}
-ARCHIVED = "small/augfl-section-3.jsonl"
 FILES: dict[str, dict[str, str]] = {
     "README.md": {"my.csv": HEART},
     "docs/alignment.md": {"clinic.csv": table("age", patient=""), "lab.csv": table("iron", subject_no="")},
@@ -92,7 +87,6 @@ FILES: dict[str, dict[str, str]] = {
     "docs/data.md": {"heart.csv": HEART},
     "docs/export.md": CANCER,
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
-    "docs/reproduce.md": {f"theirs/{ARCHIVED}": (ROOT / "docs" / "reproduced" / "archive" / ARCHIVED).read_text()},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
         **{"heart.csv": HEART, "new.csv": HEART},
@@ -160,7 +154,7 @@ def small(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")  # a file of another folder would not be trusted
-    resolve, checked, run_trial, run_all = config.RunConfig.resolve, reading.check, trial.run_trial, pool.run_all
+    resolve, checked, run_trial = config.RunConfig.resolve, reading.check, trial.run_trial
 
     def one_round(self: config.RunConfig) -> Any:
         method, cfg, rounds = resolve(self)
@@ -190,9 +184,6 @@ def small(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config.RunConfig, "resolve", one_round)
     monkeypatch.setattr(reading, "check", few)
     monkeypatch.setattr(trial, "run_trial", short)
-    monkeypatch.setattr(plan, "run_all", lambda jobs, **more: run_all(jobs[:1], **more))
-    monkeypatch.setattr(plan, "fetch", lambda sets: None)
-    monkeypatch.setattr("fedloom.cli.reproduce._costs", lambda plan: {})
     monkeypatch.setattr(pool, "_executor", lambda *_: Here())
 
 
@@ -259,8 +250,6 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
             file.with_name(name).write_text(rows)
         file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | values))
         (read_federation if file.name == "federation.toml" else read_node)(file)
-    elif "system" in values:
-        spec.parsed(text, page.name)
     elif "sweep" in values:
         (folder / "sweep.toml").write_text(text)
         read_sweep(str(folder / "sweep.toml"))

@@ -11,8 +11,7 @@ from fedloom.data.partitions import check_options
 from fedloom.experiment.plan.reading import read
 from fedloom.remote.config_file import read_config
 from fedloom.remote.node.config import NodeConfig
-from fedloom.reproduce import spec
-from fedloom.reproduce.sweep import config as sweep
+from fedloom.sweep import config as sweep
 from tests.command import Done, fedloom
 
 __all__ = ["fedloom"]
@@ -25,7 +24,6 @@ TABLE = {
     "data.options.alfa": "data.options.alpha",
     "churn.away.begin": "churn.away.start",
     "nodename": "name",
-    "heading": "title",
     "sweep.repeats": "sweep.seeds",
     "--seeeds": "--seeds",
 }
@@ -65,7 +63,7 @@ def test_options_of_partitions_name_the_new_one() -> None:
         check_options("dirichlet", {"alfa": 1.0})
 
 
-def test_sweeps_nodes_and_reproductions_name_the_new_setting(tmp_path: Path) -> None:
+def test_sweeps_and_nodes_name_the_new_setting(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text('method = "fedal"\n[sweep]\nrepeats = [1]\n"params.tau" = [1, 2]\n')
     with pytest.raises(ConfigError, match=r"sweep\.repeats was renamed: write sweep\.seeds\."):
@@ -73,8 +71,6 @@ def test_sweeps_nodes_and_reproductions_name_the_new_setting(tmp_path: Path) -> 
     file.write_text('nodename = "a"\n')
     with pytest.raises(ConfigError, match="nodename was renamed: write name"):
         read_config(file, NodeConfig, "make one")
-    with pytest.raises(ConfigError, match="heading was renamed: write title"):
-        spec.parsed('heading = "Table"\n', "x")
 
 
 def test_the_command_line_names_the_new_option(fedloom: Callable[..., Done]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom import methods
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
@@ -26,11 +27,15 @@ from fedloom.experiment.trial.candidates import (
     CandidateTraining,
     Outputs,
     candidates,
+    default_methods,
     infeasible,
 )
-from fedloom.experiment.trial.decide import ALPHA, Gain, adjusted, decide_owners, gain, tail
+from fedloom.experiment.trial.decide import ALPHA, Gain, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
 from fedloom.experiment.trial.run import Choice, score
+
+PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
+"""A method of a user."""
 
 # -- statistics ----------------------------------------------------------------------------------------------------
 
@@ -58,17 +63,20 @@ def test_the_corrected_interval_covers_and_the_plain_one_does_not() -> None:
     assert corrected / 400 > 0.93 and plain / 400 < 0.7
 
 
-def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
-    assert adjusted([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.5])
-    assert adjusted([]) == []
-
-
 def of(mean: float, error: float, splits: int = 10) -> Gain:
     return Gain(mean, mean - 2.262 * error, mean + 2.262 * error, error, splits, 1 / 3)
 
 
 OPEN = of(0.01, 0.05)
 """A mean gain over owners that decides nothing."""
+
+
+def test_p_values_are_adjusted_as_by_benjamini_and_hochberg() -> None:
+    gains = [of(0.02, 0.01), of(0.02, 0.01), of(0.05, 0.01), of(0.0, 0.01)]
+    middle, small = tail(0.0, gains[0]), tail(0.0, gains[2])
+    joins = [one.p_join for one in decide_owners(gains, 0.01, OPEN)]
+    assert joins == pytest.approx([middle * 4 / 3, middle * 4 / 3, small * 4, 0.5])
+    assert decide_owners([], 0.01, OPEN) == []
 
 
 def test_decisions() -> None:
@@ -310,6 +318,24 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
     with pytest.raises(ConfigError, match="metric must be one of"):
         TrialConfig(metric="f1")  # type: ignore[arg-type]
     assert {c.model for c in candidates(["fedproto"], ("linear", "mlp"), (0.1,), 100)} == {"mlp"}
+
+
+def test_a_page_says_itself_whether_a_trial_tries_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [method.trial_rank for method in methods.registry().values() if method.trial_rank]
+    assert sorted(ranks) == [*range(1, len(ranks) + 1)]
+    assert default_methods(MANY) == (["fedavg-ft", "afind-plus", "ditto", "fedproto"], [])
+    mine = replace(methods.load(PAGE), trial_rank=2, trial_variants={"strong": {"mu": 10.0}}, linear=True)
+    known = {**methods.registry(), mine.name: mine}
+    monkeypatch.setattr(methods, "registry", lambda: known)
+    assert mine.name in default_methods(MANY)[0][1:3]
+    found = [(c.model, c.note) for c in candidates([mine.name], ("linear", "mlp"), (0.1,), 100)]
+    assert found == [("linear", ""), ("mlp", ""), ("mlp", "strong")]
+
+
+def test_a_users_own_page_is_tried() -> None:
+    config = TrialConfig(splits=1, methods=(str(PAGE),), networks=("mlp",), rates=(0.1,), points=(1,))
+    trial = run_trial(planted([40] * 3, [1] * 3, columns=4), config)
+    assert trial.tried[0].startswith(str(PAGE)) and trial.owners["owner-1"].federated is not None
 
 
 @pytest.mark.parametrize("method", ["afind-plus", "ditto", "fedproto", "per-fedavg", "fd", "fedavg-adam", "pens"])

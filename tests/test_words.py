@@ -14,8 +14,11 @@ from fedloom.core.renamed import RENAMED
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedloom"
+FILES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "papers" / "fedloom_papers").rglob("*.py")])
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "papers" / "docs" / "index.md"]
+)
 NAMES = {
     *("Site", "site", "handout", "parcel", "parcels", "Parcel", "Trouble", "Seat", "seat", "Desk", "desk", "berth"),
     *("Box", "Boxed", "crew", "Crew", "nursery", "freight", "crate", "depot", "hatch", "bury", "heed", "sitting"),
@@ -35,7 +38,7 @@ BRITISH = re.compile(
     re.IGNORECASE,
 )
 """British spellings: identifiers, messages and prose have American ones. `neighbour` stays, as four settings have that
-name and archived results are keyed by settings; `centre` is the name of a module, which hashes of states contain."""
+name; `centre` is the name of a module, which hashes of states contain."""
 AMBIGUOUS = {
     "set",
     "least",
@@ -66,7 +69,7 @@ def test_the_public_names_of_the_glossary_exist() -> None:
     assert len(named) >= 6 and named <= defined, named - defined
 
 
-@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda f: str(f.relative_to(SOURCE)))
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
 def test_no_file_has_the_banned_words(file: Path) -> None:
     text = file.read_text()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -83,7 +86,7 @@ def test_no_page_has_the_banned_words(page: Path) -> None:
     assert found is None, found[0]
 
 
-@pytest.mark.parametrize("file", [*PAGES, *sorted(SOURCE.rglob("*.py"))], ids=lambda f: f.name)
+@pytest.mark.parametrize("file", [*PAGES, *FILES], ids=lambda f: f.name)
 def test_spelling_is_american(file: Path) -> None:
     if file.name != "renamed.py":
         assert not set(BRITISH.findall(file.read_text()))

@@ -14,36 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 METHOD = "fedavg-example"
-REPRODUCTION = f"""
-title = "The example beside Local"
-system = "fedal"
-place = "Table I"
-across = "skew"
-
-[[rows]]
-name = "Example"
-run = {{ method = "{METHOD}" }}
-
-[[rows]]
-name = "Local"
-run = {{ method = "local" }}
-
-[[columns]]
-name = "α = 1"
-run = {{ data = {{ options = {{ alpha = 1.0 }} }} }}
-
-[[claims]]
-text = "Averaging is more accurate than training alone."
-left = "Example"
-right = "Local"
-
-[small]
-seeds = 2
-run = {{ rounds = 2, models = {{ pool = ["mlp"] }}, data = {{ clients = 3 }} }}
-
-[paper]
-run = {{ rounds = 2 }}
-"""
 
 
 @pytest.fixture
@@ -76,9 +46,3 @@ def test_a_file_in_a_family_is_a_method_of_every_command(fedloom: Callable[..., 
     assert results["local"]["state_sha256"] == results["isolated"]["state_sha256"]
     fedloom("report", "local")
     assert "Averaged weights" in (tmp_path / "local" / "report.html").read_text()
-
-    (tmp_path / "mine.toml").write_text(REPRODUCTION)
-    fedloom("reproduce", "mine.toml", "--plan")
-    fedloom("reproduce", "mine.toml", "--out", "made")
-    (table,) = (tmp_path / "made").rglob("table.md")
-    assert "Example" in table.read_text() and "Local" in table.read_text()

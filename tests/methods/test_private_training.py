@@ -219,7 +219,7 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
     moved = {head: float((proxy(data, dp, head) - proxy(other, dp, head)).norm()) for head in ("initial", "own")}
     bound = 2 * 0.1 / 20
     assert moved["initial"] <= bound * (1 + 1e-5) and moved["own"] > 2 * bound
-    cfg = plus.configure(params={"dp": {"target": "phi", "sigma": 2.0}})
+    cfg = plus.configure(params={"threshold": "anchored", "dp": {"target": "phi", "sigma": 2.0}})
     (guarantee,) = cfg.guarantees
     assert guarantee.epsilon([1.0]) == pytest.approx(4.37718, rel=1e-5)  # replaced: half the multiplier
     assert guarantee.epsilon([1.0, 2.0, 20.0]) == pytest.approx(28.37, abs=0.01)

@@ -132,7 +132,7 @@ def test_afind_runs_from_probes_at_the_weights_before_training(name: str) -> Non
 
 @lent
 def test_noise_on_phi_works_and_noise_on_updates_is_refused(name: str) -> None:
-    toy = Toy(find(name), 3, dp={"target": "phi"}, **SMALL).run(2)
+    toy = Toy(find(name), 3, dp={"target": "phi"}, threshold="anchored", **SMALL).run(2)
     assert not toy.fed.failures
     assert all(n["epsilon of phi"] > 0 for n in toy.engine.notes().values())  # type: ignore[operator]
     with pytest.raises(ConfigError, match="afind-plus"):

@@ -25,16 +25,13 @@ from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
 from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.execute import execute
 from fedloom.report.formatting import NBSP
+from fedloom.report.metrics import value_of
 from fedloom.report.read import read_run
-from fedloom.reproduce import page as reproduction
-from fedloom.reproduce.metrics import value_of
-from fedloom.reproduce.spec import parsed
-from fedloom.reproduce.sweep import page
-from fedloom.reproduce.sweep.config import Setting, Sweep, nested, read
-from fedloom.reproduce.sweep.page import pictures
-from fedloom.reproduce.sweep.run import SweepResults, Trial, run_sweep
-from fedloom.reproduce.sweep.search import proposals
-from tests.reproduce.tiny import TINY
+from fedloom.sweep import page
+from fedloom.sweep.config import Setting, Sweep, nested, read
+from fedloom.sweep.page import pictures
+from fedloom.sweep.run import SweepResults, Trial, run_sweep
+from fedloom.sweep.search import proposals
 
 RUN = """
 title = "How fast?"
@@ -76,7 +73,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 done.append(job.name)
                 yield Ended(job, "finished")
 
-    monkeypatch.setattr("fedloom.reproduce.sweep.run.run_all", run_all)
+    monkeypatch.setattr("fedloom.sweep.run.run_all", run_all)
     return done
 
 
@@ -155,7 +152,7 @@ def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> Non
 def test_a_missing_extra_is_reported_before_any_work(
     asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedloom.reproduce.sweep.config.find_spec", lambda name: None)
+    monkeypatch.setattr("fedloom.sweep.config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tpe needs Optuna. Install it: pip install 'fedloom\[sweep\]'"):
         asked(GRID, "sweep.search=tpe")
 
@@ -328,8 +325,8 @@ def test_data_are_got_for_what_is_to_do_alone(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: list[int] = []
-    monkeypatch.setattr("fedloom.reproduce.sweep.run.absent", lambda runs: [*runs])
-    monkeypatch.setattr("fedloom.reproduce.sweep.run.fetch", lambda runs: got.append(len(runs)))
+    monkeypatch.setattr("fedloom.sweep.run.absent", lambda runs: [*runs])
+    monkeypatch.setattr("fedloom.sweep.run.fetch", lambda runs: got.append(len(runs)))
     sweep = asked('over."params.lr" = [0.001, 0.05]')  # 0.001 is FedAL's own rate
     run_sweep(sweep, tmp_path, stop=lambda: True)
     assert got == []
@@ -384,14 +381,6 @@ def test_what_people_call_things_is_no_markup(
     assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\*now\\*\n")
     assert not re.search(r"(?<!\\)[<*]", text) and re.search(r"(?<!\\)\|c", text) is None
     assert "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --- | --- | --: |" in text
-
-
-def test_the_caption_of_a_reproduction_is_no_markup_either(tmp_path: Path) -> None:
-    one = parsed('metric = "a <b> loss"\n' + TINY, "mine")
-    cells = [*one.cells("small")]
-    reproduction.write(one, "small", cells, lambda run: tmp_path / run.method, tmp_path / "mine")
-    text = (tmp_path / "mine" / "table.md").read_text()
-    assert "A \\<b\\> loss" in text and "<b>" not in text
 
 
 def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:
@@ -458,7 +447,7 @@ def test_how_far_the_whole_is(asked: Callable[..., Sweep], monkeypatch: pytest.M
             progress(Standing(len(jobs), i, 0, 0, left=1.0))
         return [Ended(job, "finished") for job in jobs]
 
-    monkeypatch.setattr("fedloom.reproduce.sweep.run.run_all", run_all)
+    monkeypatch.setattr("fedloom.sweep.run.run_all", run_all)
     run_sweep(asked('over."params.batch_size" = [8, 16]'), tmp_path / "out", progress=told.append)
     assert [(one.done, one.of, one.left) for one in told] == [(1, 3, None), (2, 3, 1.0), (3, 3, 1.0)]
 

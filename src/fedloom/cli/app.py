@@ -14,10 +14,11 @@ import typer
 from rich.markup import escape
 
 from fedloom._version import __version__
-from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, reproduce, runs, sweep, trial
-from fedloom.cli.listing import listing
+from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, sweep, trial
+from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
-from fedloom.core.errors import FedloomError
+from fedloom.core.errors import ConfigError, FedloomError
+from fedloom.core.extensions import commands
 from fedloom.core.renamed import renamed
 
 app = typer.Typer(
@@ -43,11 +44,21 @@ def root(
 for command in (
     *(runs.run, runs.compare, trial.trial, reports.watch, reports.report, catalog.list_, data.data, data.align),
     *(deploy.export, deploy.embed, deploy.predict, pretrain.pretrain, catalog.copy, check.check),
-    *(remote.certs, remote.node, reproduce.reproduce, sweep.sweep, reports.track),
+    *(remote.certs, remote.node, sweep.sweep, reports.track),
 ):
     app.command(command.__name__.rstrip("_"))(command)
+ADDED = commands()
+for name, added in ADDED.items():
+    app.command(name)(added)
 app.command("relay", hidden=True)(remote.relay)
 app.add_typer(remote.audit, name="audit")
+
+if "reproduce" not in ADDED:
+
+    @app.command("reproduce", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    def reproduce() -> None:
+        """Say which package has this command."""
+        raise ConfigError(NO_PAPERS)
 
 
 def main() -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.listing import LISTS, ROOT, complete_list, completing, listing, params
+from fedloom.cli.listing import LISTS, ROOT, complete_list, completing, listing, params, rows_of
 from fedloom.cli.options import AsJson, out, plain_table
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 
@@ -39,7 +39,7 @@ def list_(
         known = listing()
         if kind not in LISTS and kind not in known["params"]:
             raise ConfigError(f"unknown list {kind!r}.{did_you_mean(kind, [*LISTS, *known['params']])}")
-        rows = known[kind] if kind in LISTS else known["params"][kind]
+        rows = rows_of(kind) if kind in LISTS else known["params"][kind]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return

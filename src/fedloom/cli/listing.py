@@ -1,4 +1,4 @@
-"""Lists of methods, networks, data sets, partitions, experiments and settings, and shell completion from them.
+"""Lists of methods, networks, data sets, partitions, presets and settings, and shell completion from them.
 
 Reading them from the pages takes as long as importing PyTorch. So a wheel has them in `INDEX`, which
 `write_index` writes before it is built, with the digest of all source files. Where a source file was
@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from fedloom.core.errors import ConfigError
+from fedloom.core.extensions import presets
 from fedloom.core.paths import cache_folder
 
 Row = dict[str, Any]
@@ -28,12 +31,16 @@ ROOT = Path(str(files("fedloom")))
 """The folder of the package."""
 INDEX = ROOT / "cli/listing.json"
 """The lists of a wheel; a checkout has no such file."""
+NO_PAPERS = (
+    "the papers' tables and figures are a package of their own: pip install 'fedloom[papers]' "
+    "(in a checkout: pip install -e papers)"
+)
 KEPT = 8
 """Maximum number of earlier versions in the cache."""
 
 
 def listing() -> dict[str, Any]:
-    """The rows of each of `LISTS`, `settings` of a run, and for each method its `params` and the path of its `pages`.
+    """The rows of each of `LISTS` but reproductions, `settings` of a run, and of each method `params` and its `pages`.
 
     A setting comes with the words that its type lists. A page is its file below `ROOT` and the name of the first method
     in it.
@@ -57,6 +64,23 @@ def listing() -> dict[str, Any]:
     return made
 
 
+def rows_of(kind: str) -> list[Row]:
+    """The rows of one of `LISTS`.
+
+    Raises:
+        ConfigError: reproductions are asked for, and their package is not installed.
+    """
+    if kind != "reproductions":
+        found: list[Row] = listing()[kind]
+        return found
+    every = {name: tomllib.loads(text) for name, text in presets().items()}
+    if not every:
+        raise ConfigError(NO_PAPERS)
+    return [
+        {"name": name, "place": one["place"], "title": one["title"]} for name, one in every.items() if "rows" in one
+    ]
+
+
 def write_index() -> None:
     """Write `INDEX`, for a wheel."""
     INDEX.write_text(json.dumps({"digest": _digest(), **_build()}), encoding="utf-8")
@@ -71,18 +95,14 @@ def _digest() -> str:
 
 
 def _build() -> dict[str, Any]:
-    import tomllib
-
     from fedloom import methods
     from fedloom.data.partitions import PARTITIONS
     from fedloom.data.sources import SOURCES
     from fedloom.experiment.config.run import RunConfig
     from fedloom.experiment.plan.reading import experiments
     from fedloom.models import BLACK_BOXES, MODELS
-    from fedloom.reproduce.spec import read, shipped
 
     boxes = {"inputs": ["table", "image"], "norm": "", "source": "scikit-learn; docs/black-boxes.md"}
-    papers = {name: read(name) for name in shipped()}
     registry = methods.registry()
     return {
         "methods": [
@@ -112,7 +132,6 @@ def _build() -> dict[str, Any]:
             for name, p in PARTITIONS.items()
         ],
         "experiments": [{"name": k, "what": tomllib.loads(text).get("title", "")} for k, text in experiments().items()],
-        "reproductions": [{"name": name, "place": one.place, "title": one.title} for name, one in papers.items()],
         "settings": dict(sorted(_settings(RunConfig))),
         "params": {name: params(method) for name, method in registry.items()},
         "pages": {
@@ -146,7 +165,7 @@ def completing(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
     """A shell completion of the names in some of `LISTS`, each with its description."""
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
-        rows = [row for kind in kinds for row in listing()[kind]]
+        rows = [row for kind in kinds for row in rows_of(kind)]
         named = [(row["name"], row.get("what") or row.get("title", "")) for row in rows]
         return [(name, what) for name, what in named if name.startswith(incomplete)]
 

@@ -11,8 +11,8 @@ from fedloom.core.errors import FedloomError
 from fedloom.core.paths import refuse_file
 
 if TYPE_CHECKING:
-    from fedloom.reproduce.sweep.config import Sweep
-    from fedloom.reproduce.sweep.run import SweepResults
+    from fedloom.sweep.config import Sweep
+    from fedloom.sweep.run import SweepResults
 
 BEST = 10
 """Number of settings shown in the terminal; the page shows all."""
@@ -55,7 +55,7 @@ def sweep(
     from fedloom.cli.progress import PoolProgress, exit_after, stop_on_signal
     from fedloom.experiment.plan.reading import seeds_of
     from fedloom.report.track.trackers import check
-    from fedloom.reproduce.sweep.config import read
+    from fedloom.sweep.config import read
 
     check(track or ())
     searched = read(file, settings or (), None if seeds is None else seeds_of(seeds), trust or ())
@@ -66,8 +66,8 @@ def sweep(
         return
     from fedloom.api import execute
     from fedloom.report.track.background import tracking
-    from fedloom.reproduce.sweep.page import write
-    from fedloom.reproduce.sweep.run import run_sweep
+    from fedloom.sweep.page import write
+    from fedloom.sweep.run import run_sweep
 
     with (
         tracking(folder, track or ()),
@@ -82,12 +82,12 @@ def sweep(
 
 def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     """Print the varied settings, the number of runs and their estimated time."""
+    from fedloom.experiment.estimate.cost import cost, describe
     from fedloom.experiment.pool.pool import usual_workers
     from fedloom.experiment.run.lockstep import MOST, advice
-    from fedloom.reproduce.cost import cost, describe
-    from fedloom.reproduce.sweep.config import Range, value_text
-    from fedloom.reproduce.sweep.run import planned, run_sweep
-    from fedloom.reproduce.sweep.search import proposals
+    from fedloom.sweep.config import Range, value_text
+    from fedloom.sweep.run import planned, run_sweep
+    from fedloom.sweep.search import proposals
 
     config = sweep.config
     table = plain_table("setting", "values")
@@ -128,8 +128,8 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
 
 
 def _show(found: "SweepResults", page: Path) -> None:
-    from fedloom.reproduce.sweep.config import value_text
-    from fedloom.reproduce.sweep.page import lead, warning, worth
+    from fedloom.sweep.config import value_text
+    from fedloom.sweep.page import lead, warning, worth
 
     config = found.sweep.config
     table = plain_table("", *map(escape, config.keys), numbers=(escape(config.metric),))

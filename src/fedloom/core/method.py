@@ -134,6 +134,11 @@ class MethodConfig(BaseModel):
         return ()
 
     @property
+    def promises(self) -> bool:
+        """Whether messages of clients have a guarantee that the clients' own noise gives."""
+        return any(not one.by_server for one in self.guarantees)
+
+    @property
     def warnings(self) -> Mapping[str, str]:
         """Warnings by the name of a note, logged while a party's note of that name is above 0."""
         return {}
@@ -161,6 +166,11 @@ class Method:
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
         any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
+        linear: whether it is of use with a network that has no hidden layer.
+        quadratic: whether the time of a round grows with the square of the number of clients.
+        trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
+            only by name. At equal scores the lower rank wins.
+        trial_variants: further settings that `fedloom trial` tries, by their name in its report.
     """
 
     name: str
@@ -179,6 +189,10 @@ class Method:
     min_clients: int = 1
     contributors: tuple[int, ...] = ()
     any_contributor: bool = False
+    linear: bool = False
+    quadratic: bool = False
+    trial_rank: int = 0
+    trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for need in self.needs:

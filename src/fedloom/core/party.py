@@ -23,12 +23,12 @@ from fedloom.core.optim import Optimizer
 
 NETWORK_STATE = ("params", "buffers", "opt")
 _OWN = ("cfg", "context", "_network", "_notes")
-ConfigT = TypeVar("ConfigT")
+ConfigT_co = TypeVar("ConfigT_co", covariant=True)  # sound, because `cfg` is set only once
 Note: TypeAlias = float | list[float]
 """A diagnostic of a party: a number or a vector."""
 
 
-class Party(Generic[ConfigT]):
+class Party(Generic[ConfigT_co]):
     """One participant. Subclasses declare `STATE` and initialize it in `setup`.
 
     Attributes:
@@ -53,13 +53,13 @@ class Party(Generic[ConfigT]):
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
     SUMMED: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, cfg: ConfigT, context: ClientContext) -> None:
+    def __init__(self, cfg: ConfigT_co, context: ClientContext) -> None:
         self._network: Network | None = None
         self._notes: dict[str, Tensor | float] = {}
         self.cfg = cfg
         self.context = context
         self.setup()
-        missing = [name for name in self.STATE if name not in NETWORK_STATE and name not in vars(self)]
+        missing = [name for name in self.state_names if name not in NETWORK_STATE and name not in vars(self)]
         if missing:
             raise MethodError(f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not set it")
         if self._network is None and set(self.STATE) & set(NETWORK_STATE):
@@ -270,15 +270,20 @@ class Party(Generic[ConfigT]):
 
     # -- state -----------------------------------------------------------------------------------
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of the state: STATE, unless the config decides about some of them."""
+        return self.STATE
+
     def __setattr__(self, name: str, value: Any) -> None:
         own = name in _OWN and vars(self).get(name) is None  # set once, by the core
-        if name not in self.STATE and not own:
+        if not own and name not in self.state_names:
             raise StateError(
-                f"{type(self).__name__} assigns self.{name}, which is not in its STATE {self.STATE} and would be lost "
-                f"between messages. Add {name!r} to STATE, or use a local variable; put constants in the config or on "
-                "the class."
+                f"{type(self).__name__} assigns self.{name}, which is not in its STATE {self.state_names} and would be "
+                f"lost between messages. Add {name!r} to STATE, or use a local variable; put constants in the "
+                "config or on the class."
             )
-        if name in self.STATE and name not in NETWORK_STATE:
+        if not own and name not in NETWORK_STATE:
             try:
                 message.check(value)
             except MessageError as error:
@@ -290,14 +295,14 @@ class Party(Generic[ConfigT]):
 
     def state(self) -> dict[str, Tree]:
         """The attributes named in STATE, in that order: views, not copies."""
-        return {name: getattr(self, name) for name in self.STATE}
+        return {name: getattr(self, name) for name in self.state_names}
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
         differ from those of this party."""
-        if tuple(state) != self.STATE:
+        if tuple(state) != self.state_names:
             raise StateError(
-                f"{type(self).__name__} has the state {self.STATE}, but the state to load has {tuple(state)}: "
+                f"{type(self).__name__} has the state {self.state_names}, but the state to load has {tuple(state)}: "
                 "load a state of the same method and version"
             )
         for name, value in state.items():
@@ -305,7 +310,7 @@ class Party(Generic[ConfigT]):
 
     def own_state(self) -> dict[str, Tree]:
         """The state outside the network: views, not copies."""
-        return {name: vars(self)[name] for name in self.STATE if name not in NETWORK_STATE}
+        return {name: vars(self)[name] for name in self.state_names if name not in NETWORK_STATE}
 
     @contextlib.contextmanager
     def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:

@@ -20,6 +20,9 @@ from fedloom.data.options import OwnFile
 from fedloom.data.roles import class_names, own_rows
 from fedloom.data.tables import RawTable, as_words, read_csv
 
+FARTHEST = 5
+"""Agreed standard deviations within which numbers are kept."""
+
 
 @dataclass(frozen=True)
 class DataSchema:
@@ -36,6 +39,8 @@ class DataSchema:
     """(C, H, W) of an image."""
     fill: Fill = ""
     """The replacement of missing numbers in a table, which are NaN until then; "" refuses them."""
+    scale: Mapping[str, tuple[float, float]] | None = None
+    """The agreed mean and s.d. of each numeric column of a table; None to fit them to rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -48,14 +53,25 @@ class DataSchema:
         return self.shape if self.kind == "image" else (len(self.columns),)
 
     def scaling(self, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The replacement of missing numbers, shift and scale: constant for images; for a table those of rows x (n, F),
-        or 0, 0 and 1 without rows."""
+        """The replacement of missing numbers, shift and scale: constant for images; for a table the agreed ones, or
+        those of rows x (n, F), or 0, 0 and 1 without rows."""
         if self.kind == "image":
             return np.zeros(self.shape[0], np.float32), *pixel_scaling(self.shape[0])
+        if self.scale is not None:
+            shift, scale = np.array([self.scale.get(name, (0, 1)) for name in self.columns], np.float32).T.copy()
+            return shift, shift, scale
         if x is None:
             zeros = np.zeros(len(self.columns), np.float32)
             return zeros, zeros, zeros + 1
         return fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
+
+    def cut(self, x: np.ndarray) -> np.ndarray:
+        """Rows x (n, F) of a table, cut off at `FARTHEST` s.d. from the mean if these are agreed."""
+        if self.scale is None:
+            return x
+        _, shift, scale = self.scaling()
+        near: np.ndarray = np.clip(x, shift - FARTHEST * scale, shift + FARTHEST * scale)
+        return near
 
 
 def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = None) -> Dataset:

@@ -98,7 +98,7 @@ class Arena:
         if slot is None:
             return party.state()
         stored = slot.read()
-        return {name: stored[name] if name in stored else getattr(party, name) for name in party.STATE}
+        return {name: stored[name] if name in stored else getattr(party, name) for name in party.state_names}
 
     def _swap_out(self, party: Party[Any]) -> None:
         """Store a party's state outside its network, and release all pages."""

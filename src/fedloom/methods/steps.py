@@ -14,7 +14,7 @@ step size α for all compared methods, at clients that took part in training and
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import torch
 from pydantic import AfterValidator, Field
@@ -110,6 +110,53 @@ class MetaConfig(MethodConfig):
         return eval_modes(self.adapt_steps)
 
 
+# -- the settings that these steps read, of any config that has them ------------------------------------------------
+
+
+class Adaptation(Protocol):
+    """Settings of adaptation."""
+
+    @property
+    def alpha(self) -> float:
+        """Step size of adaptation (α)."""
+
+    @property
+    def adapt_steps(self) -> tuple[int, ...]:
+        """Numbers of adaptation steps after which clients are evaluated."""
+
+
+class LocalSGD(Adaptation, Protocol):
+    """Settings of adaptation and of local SGD, as `LocalSGDConfig` describes them."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of SGD."""
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of SGD."""
+
+    @property
+    def batch_size(self) -> int:
+        """Batch size."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs over the client's own rows in a round."""
+
+    @property
+    def head_epochs(self) -> int:
+        """With a personal head: epochs before them that update only the head."""
+
+    @property
+    def personal_head(self) -> bool:
+        """Whether the last layer is private to each client."""
+
+    @property
+    def finetune_epochs(self) -> int:
+        """Epochs of fine-tuning all weights before the evaluation mode "tuned"."""
+
+
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +183,7 @@ def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]
     return body
 
 
-def shared_weights(party: Party[Any]) -> dict[str, Tensor]:
+def shared_weights(party: Party[LocalSGD]) -> dict[str, Tensor]:
     """The weights that the party sends to others, by name."""
     return {k: party.params[k] for k in shared_names(party.params, party.cfg.personal_head)}
 
@@ -151,7 +198,7 @@ def norm_of(weights: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([x.square().sum() for x in weights.values()]).sum().sqrt()
 
 
-def set_weights(party: Party[Any], weights: Mapping[str, Any]) -> None:
+def set_weights(party: Party[object], weights: Mapping[str, Any]) -> None:
     """Replace the named weights of the party's network; the others are kept."""
     party.params = {**party.params, **weights}
 
@@ -185,12 +232,7 @@ def broadcast(server: Any) -> dict[str, Tree]:
 # -- local training ------------------------------------------------------------------------------------------------
 
 
-def give(party: Party[Any], *, t: int) -> dict[str, Tree]:
-    """A message to a peer: the own shared weights."""
-    return {"weights": shared_weights(party)}
-
-
-def init_network(party: Party[Any]) -> None:
+def init_network(party: Party[LocalSGD]) -> None:
     """Set the party's network, with the initial weights that all parties share, and SGD. For `setup`.
 
     Raises:
@@ -200,34 +242,34 @@ def init_network(party: Party[Any]) -> None:
     shared_names(party.params, party.cfg.personal_head)
 
 
-def reset_optimizer(party: Party[Any]) -> None:
+def reset_optimizer(party: Party[object]) -> None:
     """Set the optimizer's state, such as momentum, to zero."""
     party.opt = {k: torch.zeros_like(v) for k, v in party.opt.items()}
 
 
-def cross_entropy(party: Party[Any], x: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(party: Party[object], x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy () of the party's network on x (B, ...), y (B,), with its graph."""
     return F.cross_entropy(party.model(x), y)
 
 
-def local_sgd(party: Party[Any], *, t: int) -> None:
+def local_sgd(party: Party[LocalSGD], *, t: int) -> None:
     """Round t's training on the party's own rows, from its current weights."""
     sgd_epochs(party, local_epochs(party, t))
 
 
-def fine_tune(party: Party[Any]) -> None:
+def fine_tune(party: Party[LocalSGD]) -> None:
     """`finetune_epochs` epochs over the party's own rows that update all weights."""
     sgd_epochs(party, tuning_epochs(party))
 
 
-def sgd_epochs(party: Party[Any], epochs: Iterable[Epoch]) -> None:
+def sgd_epochs(party: Party[LocalSGD], epochs: Iterable[Epoch]) -> None:
     """SGD with zero momentum at the start, on the mean cross-entropy."""
     reset_optimizer(party)
     for n, names in epochs:
         party.train(partial(cross_entropy, party), party.epochs(n, size=party.cfg.batch_size), only=names)
 
 
-def local_epochs(party: Party[Any], t: int) -> list[Epoch]:
+def local_epochs(party: Party[LocalSGD], t: int) -> list[Epoch]:
     """The epochs of round t: with a personal head `head_epochs` for the head, then `epochs` for the body."""
     cfg = party.cfg
     if not cfg.personal_head:
@@ -238,7 +280,7 @@ def local_epochs(party: Party[Any], t: int) -> list[Epoch]:
     return [(first + n, head if n < cfg.head_epochs else body) for n in range(cfg.head_epochs + cfg.epochs)]
 
 
-def tuning_epochs(party: Party[Any]) -> list[Epoch]:
+def tuning_epochs(party: Party[LocalSGD]) -> list[Epoch]:
     """The epochs of fine-tuning."""
     return [(n, None) for n in range(TUNING - party.cfg.finetune_epochs, TUNING)]
 
@@ -246,25 +288,27 @@ def tuning_epochs(party: Party[Any]) -> list[Epoch]:
 # -- adaptation ----------------------------------------------------------------------------------------------------
 
 
-def weighted_cross_entropy(party: Party[Any], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def weighted_cross_entropy(party: Party[object], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Weighted cross-entropy () on x (n, ...), y (n,) with row weights `weight` (n,) that sum to 1."""
     return (F.cross_entropy(party.model(x), y, reduction="none") * weight).sum()
 
 
-def adapt(party: Party[Any], steps: int) -> None:
+def adapt(party: Party[Adaptation], steps: int) -> None:
     """Full-batch gradient steps on the support half, which a party of one row lacks."""
     if steps:
         gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.context.support)
 
 
-def gradient_descent(party: Party[Any], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
+def gradient_descent(party: Party[Adaptation], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
     """Steps of plain gradient descent at rate α on `loss(*batch)`."""
     for _ in range(steps):
         _, gradient = party.gradient(loss, *batch)
         party.params = {k: w.sub(gradient[k], alpha=party.cfg.alpha) for k, w in party.params.items()}
 
 
-def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian, delta: float) -> dict[str, Tensor]:
+def meta_gradient(
+    party: Party[Adaptation], weights: Mapping[str, Tensor], hvp: Hessian, delta: float
+) -> dict[str, Tensor]:
     """The gradient by name of L(θ - α ∇L(θ, D^s), D^q) at θ = `weights`: r - α ∇²L(θ, D^s) r.
 
     L is `weighted_cross_entropy`, D^s and D^q are the support and the query half. The cost in gradient evaluations is 4
@@ -291,7 +335,7 @@ def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian
 
 
 def hvp_by_difference(
-    party: Party[Any], weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
+    party: Party[object], weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
 ) -> dict[str, Tensor]:
     """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ by name at θ = `weights`, with δ over the norm of r if `unit`."""
     loss, step = partial(weighted_cross_entropy, party), delta / (norm_of(r).clamp_min(1e-12) if unit else 1.0)
@@ -315,21 +359,26 @@ def after(steps: int) -> str:
     return f"{steps} step" if steps == 1 else f"{steps} steps"
 
 
-def steps_of(cfg: Any, eval_mode: str) -> int:
+def steps_of(cfg: Adaptation, eval_mode: str) -> int:
     """Number of adaptation steps in an evaluation mode."""
     return next((n for n in cfg.adapt_steps if after(n) == eval_mode), 0)
 
 
-def prepare(party: Party[Any], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-    """The hook `prepare`: load the broadcast weights, if any; adapt or fine-tune, depending on the mode."""
+def load_and_adapt(party: Party[Adaptation], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+    """Before an evaluation: load the broadcast weights, if any, and adapt as the mode says."""
     if broadcast:
         set_weights(party, broadcast)
     adapt(party, steps_of(party.cfg, eval_mode))
+
+
+def prepare(party: Party[LocalSGD], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+    """Before an evaluation: load the broadcast weights, if any; adapt or fine-tune, depending on the mode."""
+    load_and_adapt(party, eval_mode=eval_mode, broadcast=broadcast)
     if eval_mode == TUNED:
         fine_tune(party)
 
 
-def infer(party: Party[Any], x: Tensor) -> Tensor:
+def infer(party: Party[object], x: Tensor) -> Tensor:
     """Outputs (n, ...) of the party's network in evaluation mode."""
     return Party.infer(party, x)
 
@@ -337,19 +386,19 @@ def infer(party: Party[Any], x: Tensor) -> Tensor:
 # -- averaging among peers -----------------------------------------------------------------------------------------
 
 
-def models_of(party: Party[Any], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
+def models_of(party: Party[LocalSGD], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
     """Shared weights by peer id: the party's own, and those of the neighbours that replied."""
     return {party.context.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
 
 
-def average(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
+def average(party: Party[object], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
     """Set the party's weights to the weighted mean of the models in `weights`, and note the mixing weights."""
     total = sum(weights.values())
     set_weights(party, weighted_mean([dict(models[j]) for j in weights], list(weights.values())))  # type: ignore[arg-type]
     note_mixing(party, {j: weight / total for j, weight in weights.items()})
 
 
-def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:
+def note_mixing(party: Party[object], shares: Mapping[int, float]) -> None:
     """Note the mixing weight of each peer's model, by peer id."""
     row = torch.zeros(party.context.parties, dtype=torch.float64)
     for i, share in shares.items():
@@ -423,7 +472,7 @@ def mask_unknown(scores: Tensor, known: Tensor) -> Tensor:
     return torch.where(known, scores, scores.amin(-1, keepdim=True) - 1)
 
 
-def gradient_variance(party: Party[Any], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+def gradient_variance(party: Party[object], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:
     """E|g - E g|² () of the gradient g of a mean `loss(*batch)` over B rows, in all weights of the party's network.
 
     Proofs of convergence assume that it is bounded. It is a quarter of the squared distance between the gradients of

@@ -1,4 +1,4 @@
-"""Secure sums: a coordinator that adds vectors of n parties learns their sum, and no single vector.
+"""Secure sums: a coordinator that follows the protocol learns the sum of n parties' vectors, and no single vector.
 
 Paper: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with its
 consistency check (Figure 4), among parties that can check each other's signatures. Every cipher is that of
@@ -15,7 +15,8 @@ The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) 
 Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
 parties sign one U; since more than two thirds sign, a coordinator that shows two sets U to two groups finds too few
 signatures for one of them, unless more than a third of the parties help it. Not protected: the sum itself, and the
-difference of two sums over different parties.
+difference of two sums over different parties. A coordinator that chooses the parties' inputs can make all vectors but
+one known to it, and then the sum is that one's.
 """
 
 import hashlib

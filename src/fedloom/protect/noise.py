@@ -13,9 +13,11 @@ added. Rounding the noise is post-processing; rounding the sum adds at most √d
 numbers, and the noise grows with it.
 """
 
+import logging
 import math
 import os
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ SIMULATED: Final = "simulated noise"
 """The note of a party whose draws come from the run's seed."""
 LATTICE: Final = 2.0**-30
 """The step of the lattice, as a part of the sensitivity."""
+_log = logging.getLogger("fedloom.node")
 
 
 class Draws:
@@ -63,14 +66,14 @@ class Draws:
         return (steps * step).to(x.device, x.dtype)
 
 
-def draws(party: Party[Any], purpose: str, *keys: int) -> Draws:
+def draws(party: Party[object], purpose: str, *keys: int) -> Draws:
     """The draws of a party's release: fresh ones if it has a secret, otherwise those of its stream."""
     found = Draws(None if party.context.secret is not None else party.stream(purpose, *keys))
     party.note(SIMULATED, float(found.simulated))
     return found
 
 
-def charge(party: Party[Any], sigma: float, count: int = 1, rate: float = 1.0) -> None:
+def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0) -> None:
     """Charge releases to the budget of the party's rows, if it has one. Call it before they are made.
 
     Noise of a party without a secret protects nobody, so it is not a release that a budget could allow.
@@ -87,6 +90,18 @@ def charge(party: Party[Any], sigma: float, count: int = 1, rate: float = 1.0) -
     """
     if party.context.privacy_budget is not None and party.context.secret is not None:
         party.context.privacy_budget(sigma, count, rate)
+
+
+def or_nothing(party: Party[object], compute: Callable[[], Tensor], nothing: Tensor) -> Tensor:
+    """The result of `compute`, which reads the party's rows and gets noise; `nothing` if it fails at a party with a
+    secret, as a failure that others see may tell of a row. The node's log has the reason."""
+    try:
+        return compute()
+    except Exception:
+        if party.context.secret is None:
+            raise
+        _log.exception("a private step failed, so it has noise alone")
+        return nothing
 
 
 def _uniform(count: int) -> np.ndarray:

@@ -146,7 +146,7 @@ class NetEngine(Engine):
             self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of each party's state, as its node reports it.
+        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own.
 
         Raises:
             EngineError: a node is unreachable.

@@ -23,7 +23,10 @@ def privacy(run: Run) -> PageSection | None:
     ]
     columns = ("Message", "Adjacent data sets: between two of them", "ε of a client", "δ", "Clients")
     table = PageTable("Messages with a guarantee", columns, rows, words=2)
-    points = ["The guarantee does not cover other messages, such as scores of their own rows."]
+    points = [
+        "The guarantee does not cover other messages, such as scores of their own rows.",
+        "What a malicious coordinator can learn besides is in docs/threat-model.md.",
+    ]
     if any(one.simulated for one in found):
         points.append(
             "Simulated: the noise was drawn from the run's seed, so anybody can repeat it. The accuracy is that of a "

@@ -1,5 +1,6 @@
 """`[data]`: the section of a config on the data set and its partition. It needs no PyTorch."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,13 +32,17 @@ class ColumnConfig(Section):
 class SchemaConfig(Section):
     """`[data.row_schema]`: the schema of private rows, common to all parties.
 
-    Numeric columns are standardized by the public rows, or without them by each party's own training rows.
+    Numeric columns are standardized by `scale`, or else by the public rows, or else by each party's own training rows.
     """
 
     kind: Literal["table", "image"] = "table"
     """Rows of a table, or images."""
     columns: tuple[ColumnConfig, ...] = ()
     """The input columns in order: names of numeric columns, or tables of `name` and `categories` (table)."""
+    scale: dict[str, tuple[float, float]] | None = None
+    """Mean and s.d. of every numeric column, agreed beforehand: rows are scaled by them and cut off at 5 s.d., and a
+    missing number is the mean. Differential privacy needs it, or public rows: one row moves the mean of a party's own
+    (table)."""
     label: str = "label"
     """Name of the label column (table)."""
     classes: tuple[str, ...] = Field(min_length=2)
@@ -65,6 +70,14 @@ class SchemaConfig(Section):
                 raise ValueError(f"{field} has a duplicate value: remove it")
         if self.kind == "table" and (not names or self.label in names or self.shape is not None):
             raise ValueError("kind table needs columns, which must not include the label, and no shape")
+        numeric = {column.name for column in self.columns if not column.categories}
+        if self.scale is not None and (
+            self.scale.keys() != numeric
+            or not all(math.isfinite(mean) and 0 < sd < 1e30 for mean, sd in self.scale.values())
+        ):
+            raise ValueError(
+                "scale gives the mean and s.d. of each numeric column and of no other, such as { age = [50, 20] }"
+            )
         if self.kind == "image" and (names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1):
             raise ValueError("kind image needs a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
         return self
@@ -76,7 +89,7 @@ class SchemaConfig(Section):
             OneHot(c.name, c.categories) if c.categories else RawNumber(c.name, gaps, indicator) for c in self.columns
         )
         fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
-        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill)
+        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill, self.scale)
 
 
 class DataConfig(Section):

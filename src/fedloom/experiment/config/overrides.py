@@ -1,6 +1,7 @@
-"""Settings of the command line, `dotted.key=value`."""
+"""Settings that override others: of the command line, `dotted.key=value`, and of tables."""
 
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 from fedloom.core.errors import ConfigError
@@ -30,3 +31,17 @@ def override(values: dict[str, Any], text: str) -> None:
             raise ConfigError(f"override {text!r}: {part!r} is a value, not a table")
     table[last] = value
     values.pop(ALTERNATIVE.get(key, ""), None)
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings recursively. `rounds` and `iterations` replace each other; a new partition drops old options."""
+    found = dict(under)
+    for key, value in over.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    for one, other in (("rounds", "iterations"), ("iterations", "rounds")):
+        if one in over and other not in over:
+            found.pop(other, None)
+    if "partition" in over and "options" in under:
+        found["options"] = over.get("options", {})
+    return found

@@ -1,6 +1,7 @@
 """The typed, frozen config of runs and comparisons. `fedloom.experiment.plan.reading` reads it from files and flags."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,13 +138,17 @@ class RunConfig(Section):
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds. `build.resolve` also calls `Setting.check`.
+        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Setting.check`.
 
         Raises:
             ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
                 clients or rounds, that the method does not support.
         """
-        method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
+        return self._resolved
+
+    @cached_property
+    def _resolved(self) -> tuple[Method, Any, int]:
+        method = methods.named(self.method)
         cfg = method.configure(self.preset, self.params)
         pool = set(self.models.names)
         if self.models.each and len(self.models.each) != self.data.clients:
@@ -227,8 +232,12 @@ class Experiment(Section):
 
     def runs(self) -> list[RunConfig]:
         """All runs, ordered by method, then by seed."""
+        return [*self._runs]
+
+    @cached_property
+    def _runs(self) -> tuple[RunConfig, ...]:
         if self.compare is None:
-            return [self.run]
+            return (self.run,)
         runs = []
         for entry in self.compare.methods:
             change: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
@@ -238,7 +247,7 @@ class Experiment(Section):
                 both = {**self.run.model_dump(), **change, "seed": seed}
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
-        return runs
+        return tuple(runs)
 
 
 def toml(run: RunConfig) -> str:

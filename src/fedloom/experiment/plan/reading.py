@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
+from fedloom.core.extensions import presets
 from fedloom.core.method import Method
 from fedloom.core.objects import is_object
 from fedloom.core.problems import problems
@@ -159,7 +160,7 @@ def _methods(experiment: Experiment) -> list[Method]:
     for entry in experiment.compare.methods if experiment.compare else (run.method,):
         name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
         with contextlib.suppress(FedloomError):
-            known.append(methods.load(name) if ".py" in name else methods.find(name))
+            known.append(methods.named(name))
     return known
 
 
@@ -261,7 +262,7 @@ def _values(source: str) -> dict[str, Any]:
         return _parsed(path.read_text(encoding="utf-8"), source)
     if ".py" in source:
         return {"method": source}
-    shipped = experiments()
+    shipped = {**experiments(), **presets()}
     if source in shipped:
         return _parsed(shipped[source], source)
     known = methods.registry()
@@ -277,8 +278,8 @@ def _values(source: str) -> dict[str, Any]:
 
 
 def experiments() -> dict[str, str]:
-    """The texts of the experiment files in the package, by name."""
-    folder = resources.files("fedloom") / "experiments"
+    """The texts of the preset files in the package, by name."""
+    folder = resources.files("fedloom") / "presets"
     return {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
         for entry in sorted(folder.iterdir(), key=lambda e: e.name)

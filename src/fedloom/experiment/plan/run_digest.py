@@ -28,39 +28,9 @@ def digest(run: RunConfig) -> str:
         ConfigError: see `RunConfig.resolve`.
     """
     method, cfg, _ = run.resolve()
-    named = (
-        run.pretrained.file,
-        run.topology.file,
-        run.columns.manifest,
-        run.columns.presence,
-        *(run.columns.files or ()),
-    )
-    files = [_content(Path(path)) for path in named if path and Path(path).is_file()]
     page = [method.name] if run.method_is_file else []  # the file is in config_sha256, but may define several methods
-    values = [run.engine.name in BATCHING, run.engine.device, *files, *_user_files(run), *page]
+    values = [run.engine.name in BATCHING, run.engine.device, *user_files(run), *page]
     return hashlib.sha256(f"{config_sha256(run, cfg)}\n{json.dumps(values)}".encode()).hexdigest()[:16]
-
-
-def settings_digest(run: RunConfig) -> str:
-    """16 hex digits that identify the given settings and the user's own files. Unlike `digest` it does not depend on
-    defaults, so that it is the same in later versions of fedloom.
-
-    Raises:
-        ConfigError: see `RunConfig.resolve`.
-    """
-    given = run.model_dump(mode="json", exclude_unset=True, exclude={"name": True, "title": True})
-    engine = {key: value for key, value in given.pop("engine", {}).items() if key not in ("device", "workers")}
-    named = (
-        run.pretrained.file,
-        run.topology.file,
-        run.columns.manifest,
-        run.columns.presence,
-        *(run.columns.files or ()),
-    )
-    files = [_content(Path(path)) for path in named if path and Path(path).is_file()]
-    page = [digest(run)] if run.method_is_file else []
-    text = json.dumps([given, engine, *files, *_user_files(run), *page], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_finished(run: RunConfig, folder: Path) -> bool:
@@ -80,12 +50,23 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
     except FedloomError:  # perhaps of another version
         same = False
     if not same:
-        raise ConfigError(f"{folder} has a run with other settings: remove the folder, or choose another")
+        raise ConfigError(
+            f"{folder} has a run with other settings, or of another version of fedloom: "
+            "remove the folder, or choose another"
+        )
     return (folder / "result.json").is_file()
 
 
-def _user_files(run: RunConfig) -> Iterator[str]:
-    """Digests of the user's data and modules that a run names; of a folder, by its files' sizes and times."""
+def user_files(run: RunConfig) -> Iterator[str]:
+    """Digests of the user's files, data and modules that a run names; of a folder, by its files' sizes and times."""
+    named = (
+        run.pretrained.file,
+        run.topology.file,
+        run.columns.manifest,
+        run.columns.presence,
+        *(run.columns.files or ()),
+    )
+    yield from (_content(Path(path)) for path in named if path and Path(path).is_file())
     if run.data.name not in SOURCES and not run.data.own:
         path = Path(run.data.name).expanduser()
         if path.is_file():

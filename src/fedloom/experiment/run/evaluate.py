@@ -253,6 +253,10 @@ def agreement(predicted: np.ndarray, classes: int) -> float:
     return float((votes * (votes - 1)).sum() / (predicted.shape[1] * n * (n - 1)))
 
 
-def state_sha256(digests: Iterable[tuple[str, str]]) -> str:
-    """One hash of the names and state digests (`message.digest`) of all parties, in the given order."""
+def state_sha256(digests: Iterable[tuple[str, str]]) -> str | None:
+    """One hash of the names and state digests (`message.digest`) of all parties, in the given order; None if a party
+    with rows of its own keeps its digest."""
+    digests = list(digests)
+    if not all(digest for _, digest in digests):
+        return None
     return hashlib.sha256("".join(f"{party}:{digest}\n" for party, digest in digests).encode()).hexdigest()

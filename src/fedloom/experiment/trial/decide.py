@@ -99,16 +99,6 @@ def tail(value: float, found: Gain) -> float:
     return float(stats.t.sf((found.mean - value) / found.error, found.splits - 1))
 
 
-def adjusted(p: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's adjusted p-values, in the order of `p`."""
-    found, smallest, order = [0.0] * len(p), 1.0, np.argsort(p, kind="stable")
-    for place in range(len(p), 0, -1):
-        i = int(order[place - 1])
-        smallest = min(smallest, p[i] * len(p) / place)
-        found[i] = smallest
-    return found
-
-
 def decide_owners(gains: Sequence[Gain], worth: float, common: Gain) -> list[OwnerVerdict]:
     """The verdict for each owner.
 
@@ -118,8 +108,10 @@ def decide_owners(gains: Sequence[Gain], worth: float, common: Gain) -> list[Own
             harms.
         common: the mean gain over owners.
     """
-    joins = adjusted([tail(0.0, one) for one in gains])
-    stays = adjusted([_below(worth, one) for one in gains])
+    from scipy import stats
+
+    joins = stats.false_discovery_control([tail(0.0, one) for one in gains]).tolist()
+    stays = stats.false_discovery_control([_below(worth, one) for one in gains]).tolist()
     nobody = _below(worth, common) <= ALPHA
     verdicts = []
     for one, join, alone in zip(gains, joins, stays, strict=True):

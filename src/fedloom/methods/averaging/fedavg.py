@@ -65,7 +65,6 @@ class FedAvgClient(Party[FedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
     SUMMED = ("update",)
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network."""
@@ -82,6 +81,10 @@ class FedAvgClient(Party[FedAvgConfig]):
         if self.cfg.dp.unit == "clients":
             self.note(private.UPDATES, 1.0)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the server's weights; adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 @final
@@ -153,11 +156,19 @@ FEDAVG = Method(
     server=FedAvgServer,
     fixed={"finetune_epochs": 0},
     needs=("one network",),
+    linear=True,
 )
 
 METHODS = (
     FEDAVG,
-    replace(FEDAVG, name="fedavg-ft", title="FedAvg; each client fine-tunes before use", fixed={}),
+    replace(
+        FEDAVG,
+        name="fedavg-ft",
+        title="FedAvg; each client fine-tunes before use",
+        fixed={},
+        trial_rank=1,
+        trial_variants={"own heads": {"personal_head": True}},
+    ),
     replace(
         FEDAVG,
         name="fedlp",

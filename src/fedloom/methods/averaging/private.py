@@ -9,8 +9,9 @@ McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurr
     clients  the server clips each client's update to C, adds noise of standard deviation σ C to the sum, and divides by
              the number of updates
 
-With `rows`, whatever a client sends is (ε, δ)-private for each of its rows, against everybody. With `clients`, all that
-the server publishes is private for each client as a whole; the server itself sees the updates.
+With `rows`, the weights that a client sends are (ε, δ)-private for each of its rows, whatever weights it was sent,
+if columns are scaled by public numbers. With `clients`, all that the server publishes is private for each client as a
+whole; the server itself sees the updates.
 
 Differs:
     `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
@@ -23,7 +24,7 @@ Gossip (`peer/gossip.py`) has `rows` too: its peers average what they get withou
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,7 +33,8 @@ from torch import Tensor, nn
 from fedloom.core.page import Guarantee, ModelError, Party
 from fedloom.methods import steps
 from fedloom.protect.accountant import ABSENT, CLIENT, Releases, epsilon
-from fedloom.protect.noise import Draws, charge, draws
+from fedloom.protect.noise import Draws, charge, draws, or_nothing
+from fedloom.protect.privacy import clipped_rows
 
 ROWS = "private rows"
 """The note of the number of rows of a client that trained with `unit = "rows"`."""
@@ -40,6 +42,8 @@ UPDATES = "private updates"
 """The note of a client that sent an update with `unit = "clients"`."""
 AT_ONCE = 64
 """Rows whose gradients are in memory at once."""
+LARGEST_STEP = 1e4
+"""Largest lr σ C: with bounded weights at the start, noise cannot make them infinite."""
 
 
 class TrainingPrivacy(BaseModel):
@@ -58,7 +62,15 @@ class TrainingPrivacy(BaseModel):
     """δ at which ε is reported."""
 
 
-def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
+class PrivateTraining(steps.LocalSGD, Protocol):
+    """Settings of local training and of its privacy."""
+
+    @property
+    def dp(self) -> TrainingPrivacy:
+        """Differential privacy of the weights."""
+
+
+def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     """The guarantee of a config with local training, `dp` and maybe a personal head."""
     dp = cfg.dp
     if dp.unit == "none":
@@ -69,7 +81,7 @@ def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
     return (Guarantee("weights", ABSENT, dp.delta, ROWS, lambda rows: epsilon(row_releases(cfg, rows), dp.delta)),)
 
 
-def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
+def row_releases(cfg: PrivateTraining, rows: Sequence[float]) -> list[Releases]:
     """The releases of a client's training, from its number of rows in each round that it took part in."""
     epochs = cfg.epochs + (cfg.head_epochs if cfg.personal_head else 0)
     found = []
@@ -79,17 +91,20 @@ def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
     return found
 
 
-def subset_steps(cfg: Any, rows: int) -> tuple[int, int]:
+def subset_steps(cfg: PrivateTraining, rows: int) -> tuple[int, int]:
     """The mean number of rows of a step, and the number of steps of an epoch over this many rows."""
     size = min(cfg.batch_size, rows)
     return size, -(-rows // size)
 
 
-def check(party: Party[Any]) -> None:
-    """Raise ModelError if a row's gradient depends on other rows."""
-    if party.cfg.dp.unit == "rows" and any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()
-    ):
+def check(party: Party[PrivateTraining]) -> None:
+    """Raise ModelError if a row's gradient depends on other rows, or steps are so long that weights may overflow."""
+    cfg = party.cfg
+    if cfg.dp.unit != "rows":
+        return
+    if cfg.lr * cfg.dp.sigma * cfg.dp.clip > LARGEST_STEP:
+        raise ModelError(f"params.lr * params.dp.sigma * params.dp.clip is above {LARGEST_STEP:g}: lower one of them")
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()):
         raise ModelError(
             'params.dp.unit = "rows" bounds each row\'s own gradient, but this network has BatchNorm, by which rows '
             'affect each other: set models.norm = "group", or choose a network without it'
@@ -99,7 +114,7 @@ def check(party: Party[Any]) -> None:
 # -- rows: at the client -------------------------------------------------------------------------------------------
 
 
-def dp_sgd(party: Party[Any], *, t: int) -> None:
+def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
     """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
     cfg, rows = party.cfg, len(party.data)
     size, each = subset_steps(cfg, rows)
@@ -113,31 +128,27 @@ def dp_sgd(party: Party[Any], *, t: int) -> None:
             dp_step(party, rng, list(names or party.params), size)
 
 
-def dp_step(party: Party[Any], rng: Draws, names: Sequence[str], size: int) -> None:
+def dp_step(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], size: int) -> None:
     """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
     dp, like = party.cfg.dp, [party.params[k] for k in names]
-    total = clipped_sum(party, names, rng.included(len(party.data), size / len(party.data)))
+    which = rng.included(len(party.data), size / len(party.data))
+    nothing = torch.zeros(sum(w.numel() for w in like), dtype=torch.float64, device=party.context.device)
+    total = or_nothing(party, lambda: clipped_sum(party, names, which), nothing)
     flat = rng.blur(total, dp.sigma * dp.clip, dp.clip).div(size).to(like[0].dtype)
     parts = flat.split([w.numel() for w in like])  # type: ignore[no-untyped-call]
     gradient = {k: part.view(w.shape) for k, part, w in zip(names, parts, like, strict=True)}
     party.minimize(lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(), only=names)
 
 
-def clipped_sum(party: Party[Any], names: Sequence[str], which: Tensor) -> Tensor:
+def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tensor) -> Tensor:
     """The sum (d,) float64 of the gradients of these own rows, each clipped to norm C."""
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
     for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
         x, y = party.data.x(some), party.data.y(some)
         rows = party.row_gradients(partial(steps.cross_entropy, party), x, y, of=names)
         each = torch.cat([rows[k].flatten(1) for k in names], 1).double()
-        total += (each * clipping(each, party.cfg.dp.clip)[:, None]).sum(0)
+        total += clipped_rows(each, party.cfg.dp.clip).sum(0)
     return total
-
-
-def clipping(each: Tensor, most: float) -> Tensor:
-    """The factors (n,) that shorten vectors (n, d) to norm `most`; 0 for one that is not finite."""
-    norms = each.norm(dim=1)
-    return torch.where(norms.isfinite(), most / norms.clamp_min(most), 0.0)
 
 
 # -- clients: at the server ----------------------------------------------------------------------------------------
@@ -149,7 +160,7 @@ def noisy_average(server: Any, replies: Mapping[int, Any], t: int) -> None:
     old = torch.cat([w.flatten() for w in start.values()]).double()
     sent = torch.stack([torch.cat([r["weights"][k].flatten() for k in start]) for r in replies.values()]).double()
     change = sent - old
-    total = (change * clipping(change, dp.clip)[:, None]).sum(0)
+    total = clipped_rows(change, dp.clip).sum(0)
     new = old + draws(server, "dp-fedavg", t).blur(total, dp.sigma * dp.clip, dp.clip) / len(replies)
     parts = new.split([w.numel() for w in start.values()])  # type: ignore[no-untyped-call]
     server.weights = {k: part.view(w.shape).to(w.dtype) for (k, w), part in zip(start.items(), parts, strict=True)}

@@ -165,18 +165,17 @@ class CFDClient(Party[CFDConfig]):
 
 
 @final
-class CFDBlackBox(Party[CFDConfig]):
+class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
     """A client without a network: its next fit has the server's labels."""
 
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "heard")
     CALLS, SUMMED = CFDClient.CALLS, CFDClient.SUMMED
     introduce = trust.introduce
-    local_train, infer = steps.refit, steps.evaluation_log_probs
 
     def setup(self) -> None:
-        """`targets` and `fitted`: see `steps.init_black_box`; `sent` and `heard`: the label memories."""
-        steps.init_black_box(self)
+        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `heard`: the label memories."""
+        super().setup()
         self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
@@ -192,11 +191,11 @@ class CFDBlackBox(Party[CFDConfig]):
 
 
 @final
-class CFDServer(Party[CFDConfig]):
+class CFDServer(trust.TrustingServer[CFDConfig]):
     """The server: a model of its own, which learns from the clients' mean answer."""
 
     ROLE = "server"
-    STATE = trust.state("params", "buffers", "opt", "held", "told")
+    STATE = ("params", "buffers", "opt", "held", "told")
 
     def setup(self) -> None:
         """`held` and `told` (N, |P|, K): the label memories of all clients, from and to them."""

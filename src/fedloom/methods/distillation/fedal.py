@@ -191,12 +191,12 @@ def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
     return cap_rows(g, client.cfg.gradient_cap) if client.cfg.gradient_cap else g
 
 
-def note_variance(party: Party[Any], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
+def note_variance(party: Party[object], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
     """Note the variance of a term's gradient with respect to the weights."""
     party.note(f"gradient variance {name}", gradient_variance(party, loss, *batch))
 
 
-def along(party: Party[Any], x: Tensor, term: Tensor) -> Tensor:
+def along(party: Party[object], x: Tensor, term: Tensor) -> Tensor:
     """A scalar with the gradient of the mean of a `term`, given by each row's gradient (B, K) in the logits."""
     return (party.model(x) * term).sum() / len(x)
 
@@ -213,7 +213,7 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
 
 
 def judge(
-    server: Party[FedALConfig], logits: Mapping[int, Tree], t: int, i: int
+    server: trust.TrustingServer[FedALConfig], logits: Mapping[int, Tree], t: int, i: int
 ) -> tuple[Tree, dict[int, dict[str, Tree]]]:
     """Lines 12-16.
 
@@ -301,13 +301,12 @@ class FedALClient(Party[FedALConfig]):
 
 
 @final
-class FedALBlackBox(Party[FedALConfig]):
+class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
     """A client without a network: the minimizer of V_glo of (18) is the soft label for its next fit."""
 
     ROLE = "client"
     STATE = ("targets", "fitted")
     CALLS, SUMMED = FedALClient.CALLS, FedALClient.SUMMED
-    setup, local_train, infer = steps.init_black_box, steps.refit, steps.evaluation_log_probs
     introduce = trust.introduce
 
     def predict(self, *, t: int, i: int) -> Tree:
@@ -327,11 +326,11 @@ class FedALBlackBox(Party[FedALConfig]):
 
 
 @final
-class FedALServer(Party[FedALConfig]):
+class FedALServer(trust.TrustingServer[FedALConfig]):
     """The server: the mean of the answers, and a discriminator h: R^K -> R^N of their authors."""
 
     ROLE = "server"
-    STATE = trust.state("params", "opt")
+    STATE = ("params", "opt")
 
     def setup(self) -> None:
         """Line 1: the discriminator."""
@@ -339,7 +338,9 @@ class FedALServer(Party[FedALConfig]):
         trust.init(self)
 
 
-def round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedALConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: trust.TrustingServer[FedALConfig], clients: Sequence[int], cfg: FedALConfig, t: int
+) -> Iterator[str]:
     """Algorithm 1, lines 2-21, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})  # lines 3-7

@@ -110,11 +110,11 @@ class FedDFClient(Party[TrainingConfig]):
 
 
 @final
-class FedDFServer(Party[FedDFConfig]):
+class FedDFServer(trust.TrustingServer[FedDFConfig]):
     """The server of `feddf`."""
 
     ROLE = "server"
-    STATE = trust.state("models")
+    STATE = ("models",)
     models: dict[str, Model]
 
     def setup(self) -> None:

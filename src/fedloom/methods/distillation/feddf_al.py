@@ -87,11 +87,11 @@ class FedDFALClient(Party[FedALConfig]):
 
 
 @final
-class FedDFALServer(Party[FedALConfig]):
+class FedDFALServer(trust.TrustingServer[FedALConfig]):
     """The server of FedAL, with the model of each group by the group's number."""
 
     ROLE = "server"
-    STATE = trust.state("params", "opt", "models", "underway")
+    STATE = ("params", "opt", "models", "underway")
 
     def setup(self) -> None:
         """The discriminator; the `models` that groups begin with; `underway`: whether clients train newer ones."""

@@ -22,7 +22,7 @@ Differs:
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 import torch
 from pydantic import Field
@@ -102,12 +102,32 @@ def aggregator_loss(weights: Mapping[str, Tensor], z: Tensor, y: Tensor) -> Tens
     return F.cross_entropy(aggregate(weights, z), y)
 
 
-def learning_steps(cfg: Any) -> int:
+class Aggregation(Protocol):
+    """Settings of the aggregator, as `FensConfig` describes them."""
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The aggregator f."""
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of the network f for each client."""
+
+    @property
+    def aggregator_steps(self) -> int:
+        """Steps of f."""
+
+    @property
+    def server_lr(self) -> float:
+        """Learning rate of the server's Adam."""
+
+
+def learning_steps(cfg: Aggregation) -> int:
     """`aggregator_steps`, or 0 where f has nothing to learn."""
-    return 0 if cfg.aggregator == "mean" else int(cfg.aggregator_steps)
+    return 0 if cfg.aggregator == "mean" else cfg.aggregator_steps
 
 
-def init_aggregator(server: Party[Any]) -> None:
+def init_aggregator(server: Party[Aggregation]) -> None:
     """At a server: the first aggregator of all clients, as a network whose parameters are its weights; no exchange."""
     cfg, context = server.cfg, server.context
     with server.seeded("aggregator"):

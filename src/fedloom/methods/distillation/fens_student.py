@@ -92,18 +92,16 @@ class StudentClient(Party[FensStudentConfig]):
 
 
 @final
-class StudentBlackBox(Party[FensStudentConfig]):
+class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
     """A client of `fens-student` with a black box, which is fitted again to own rows and f's answer."""
 
     ROLE = "client"
     STATE = ("targets", "fitted")
     CALLS = StudentClient.CALLS
-    setup, infer = steps.init_black_box, steps.evaluation_log_probs
-    targets: Tensor
 
     def train_alone(self, *, t: int) -> None:
         """Fit, at first and again once there is an answer."""
-        steps.refit(self, t=t)
+        self.local_train(t=t)
 
     def answer(self, *, x: Tensor) -> dict[str, Tensor]:
         """As a client's."""
@@ -124,7 +122,9 @@ class StudentServer(Party[FensStudentConfig]):
     STATE = ("params", "opt", "exchanged")
     exchanged: bool
 
-    setup = init_aggregator
+    def setup(self) -> None:
+        """The first aggregator."""
+        init_aggregator(self)
 
     def learn(self, replies: Mapping[int, Any]) -> Tensor:
         """Learn f on the own rows; its probabilities (|P|, K) of the public rows."""

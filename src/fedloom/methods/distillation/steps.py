@@ -13,7 +13,7 @@ fitted object: every process fits again when it needs the object.
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -123,20 +123,39 @@ class LogitsConfig(MethodConfig):
         return decode(message, self.dense_coding, classes)
 
 
-# -- training --------------------------------------------------------------------------------------------------------
+# -- training: these steps read a config's τ, batch size and iterations ------------------------------------------------
 
 
-def public_batch(party: Party[Any], t: int, i: int) -> Tensor:
+class Stages(Protocol):
+    """Settings of a round's stages, as `TrainingConfig` describes them."""
+
+    @property
+    def tau(self) -> int:
+        """Steps of each stage."""
+
+    @property
+    def batch_size(self) -> int:
+        """Batch size of local and public batches."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """Iterations of a round."""
+
+
+StagesT_co = TypeVar("StagesT_co", bound=Stages, covariant=True)
+
+
+def public_batch(party: Party[Stages], t: int, i: int) -> Tensor:
     """The i-th of round t's τ public batches (B, ...): the same rows at every party, by the shared seed."""
     return party.public(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i]
 
 
-def public_numbers(party: Party[Any], t: int, i: int) -> Tensor:
+def public_numbers(party: Party[Stages], t: int, i: int) -> Tensor:
     """The row numbers (B,) of the i-th of round t's public batches."""
     return party.public_rows(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i].to(party.context.device)
 
 
-def stage_logits(party: Party[Any], x: Tensor) -> Tensor:
+def stage_logits(party: Party[object], x: Tensor) -> Tensor:
     """Constant evaluation-mode logits (τ, B, K) on all batches x (τ, B, ...) of a stage, in one pass."""
     return party.infer(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
@@ -149,7 +168,7 @@ def mean_of_others(own: Tensor, mean: Tensor, n: int) -> Tensor:
 # -- black boxes -----------------------------------------------------------------------------------------------------
 
 
-def black_box(party: Party[Any]) -> BlackBoxModel:
+def black_box(party: Party[object]) -> BlackBoxModel:
     """The black box of a party.
 
     Raises:
@@ -160,25 +179,46 @@ def black_box(party: Party[Any]) -> BlackBoxModel:
     return party.context.black_box
 
 
-def init_black_box(party: Any) -> None:
-    """Set the first state: `targets`, the last received probabilities (|P|, K) of each public row, zeros before the
-    first; `fitted`, the `targets` of the current fit and its `iteration`, -1 before the first fit."""
-    rows = len(party.public_set.rows) if black_box(party).learn else 0
-    party.targets = torch.zeros(rows, party.context.classes, device=party.context.device)
-    party.fitted = {"iteration": -1, "targets": party.targets.clone()}
+class BlackBoxParty(Party[StagesT_co]):
+    """A client with a black box instead of a network, for pages to derive from.
+
+    Its state: `targets`, the last received probabilities (|P|, K) of each public row, zeros before the first; `fitted`,
+    the `targets` of the current fit and its `iteration`, -1 before the first fit.
+    """
+
+    targets: Tensor
+    fitted: dict[str, Any]
+
+    def setup(self) -> None:
+        """No targets and no fit yet."""
+        rows = len(self.public_set.rows) if black_box(self).learn else 0
+        self.targets = torch.zeros(rows, self.context.classes, device=self.context.device)
+        self.fitted = {"iteration": -1, "targets": self.targets.clone()}
+
+    def local_train(self, *, t: int) -> None:
+        """Round t's local stage: fit the black box in its first round, and again once `refit_every` iterations have
+        passed and `targets` changed."""
+        now, last = t * self.cfg.iterations_per_round, self.fitted["iteration"]
+        due = now - last >= black_box(self).refit_every and not torch.equal(self.targets, self.fitted["targets"])
+        if last < 0 or due:
+            self.fitted = {"iteration": now, "targets": self.targets.clone()}
+            current_fit(self)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Log-probabilities (n, K) on test rows x (n, ...), predicted once for each fit.
+
+        All classes are equally probable before the first fit, and where the black box fails. A failure is noted and
+        does not stop the run.
+        """
+        if self.fitted["iteration"] >= 0:
+            try:
+                return current_fit(self).log_probs(x)
+            except Exception:
+                self.note(UNANSWERED, 1.0)
+        return x.new_zeros(len(x), self.context.classes).log_softmax(-1)
 
 
-def refit(party: Any, *, t: int) -> None:
-    """Round t's local stage: fit the black box in its first round, and again once `refit_every` iterations have passed
-    and `targets` changed."""
-    now, last = t * party.cfg.iterations_per_round, party.fitted["iteration"]
-    due = now - last >= black_box(party).refit_every and not torch.equal(party.targets, party.fitted["targets"])
-    if last < 0 or due:
-        party.fitted = {"iteration": now, "targets": party.targets.clone()}
-        current_fit(party)
-
-
-def current_fit(party: Any) -> CrossFit:
+def current_fit(party: BlackBoxParty[Stages]) -> CrossFit:
     """The fitted objects of the state `fitted`, from the cache of this process or fitted now."""
     box, targets = black_box(party), party.fitted["targets"]
 
@@ -193,7 +233,7 @@ def current_fit(party: Any) -> CrossFit:
     return box.cached(hashlib.blake2b(targets.cpu().numpy().tobytes()).digest(), fit)
 
 
-def public_log_probs(party: Any, t: int, i: int) -> Tensor:
+def public_log_probs(party: BlackBoxParty[Stages], t: int, i: int) -> Tensor:
     """Log-probabilities (B, K) on the i-th public batch of round t. All batches of a round are predicted at once.
 
     Raises:
@@ -210,21 +250,7 @@ def public_log_probs(party: Any, t: int, i: int) -> Tensor:
     return BATCH_CACHE.get(fit, ("public", t, *size.values()), predict)[i]
 
 
-def evaluation_log_probs(party: Any, x: Tensor) -> Tensor:
-    """Log-probabilities (n, K) on test rows x (n, ...), predicted once for each fit.
-
-    All classes are equally probable before the first fit, and where the black box fails. A failure is noted and does
-    not stop the run.
-    """
-    if party.fitted["iteration"] >= 0:
-        try:
-            return current_fit(party).log_probs(x)
-        except Exception:
-            party.note(UNANSWERED, 1.0)
-    return x.new_zeros(len(x), party.context.classes).log_softmax(-1)
-
-
-def set_targets(party: Any, new: Tensor, t: int, i: int) -> None:
+def set_targets(party: BlackBoxParty[Stages], new: Tensor, t: int, i: int) -> None:
     """Keep probabilities `new` (B, K) for the i-th public batch of round t, for the next fit."""
     if black_box(party).learn:
         party.targets = party.targets.index_copy(0, public_numbers(party, t, i).to(new.device), new)

@@ -32,7 +32,7 @@ Differs:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -83,7 +83,8 @@ class TrustSettings(robust.RobustSettings):
     trust_temperature: float = Field(0.1, gt=0)
     """Temperature of the weights by confidence (nats) and distance (units of h); a smaller one trusts fewer clients."""
     trust_neighbours: int = Field(5, ge=3)
-    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal single rows."""
+    """Number of nearest own rows of a distance (k). With fewer than 3 a distance would reveal single rows;
+    several runs with other k reveal them too."""
     trust_bits: int | None = Field(4, ge=1, le=8)
     """Bits of a sent distance; None for float32, which reveals most about the own rows."""
     trust_cap: float = Field(1.0, gt=0, le=1)
@@ -137,17 +138,25 @@ class TrustSettings(robust.RobustSettings):
         return self.trust_introduces
 
 
-def state(*names: str) -> Any:
-    """A server's STATE: these names, and `introductions` if clients send them."""
-
-    def declared(server: Any) -> tuple[str, ...]:
-        cfg = vars(server).get("cfg")  # not yet set when the server sets its first attributes
-        return (*names, "introductions") if cfg is not None and cfg.trust_introduces else names
-
-    return property(declared)
+TrustT_co = TypeVar("TrustT_co", bound=TrustSettings, covariant=True)
 
 
-def init(server: Any) -> None:
+class TrustingServer(Party[TrustT_co]):
+    """A server that weighs its clients' answers, for pages to derive from. Its state has the clients' `introductions`
+    by number, if they send any."""
+
+    introductions: dict[str, Any]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names in STATE, and `introductions`."""
+        return (*self.STATE, "introductions") if self.cfg.trust_introduces else self.STATE
+
+
+Server: TypeAlias = TrustingServer[TrustSettings]
+
+
+def init(server: Server) -> None:
     """Set the server's state: no introductions yet.
 
     Raises:
@@ -161,16 +170,16 @@ def init(server: Any) -> None:
 # -- the client ----------------------------------------------------------------------------------------------------
 
 
-def introduce(party: Any) -> dict[str, Tree]:
+def introduce(party: Party[object]) -> dict[str, Tree]:
     """A client's introduction, from its own rows alone; see `template`.
 
     Raises:
         MethodError: the run's config asks for none, so that no server gets one all the same.
     """
     cfg = party.cfg
-    if not getattr(cfg, "trust_introduces", False):
+    if not isinstance(cfg, TrustSettings) or not cfg.trust_introduces:
         raise MethodError("this run's params.trust needs no introduction: refused")
-    space = space_of(party)
+    space = space_of(party.public_set, cfg.trust_space)
     own = space.place(party.data.every)
     if cfg.trust == "kernel":
         mean = kernel.mean_embedding(own, space.omega)
@@ -220,12 +229,11 @@ class Space:
 SPACES: WeakKeyDictionary[PublicSet, dict[str, Space]] = WeakKeyDictionary()
 
 
-def space_of(party: Party[Any]) -> Space:
-    """The party's space of distances, from the cache of this process or measured now."""
-    known = SPACES.setdefault(party.public_set, {})
-    name = party.cfg.trust_space
+def space_of(public: PublicSet, name: str) -> Space:
+    """The space of distances of this name, from the cache of this process or measured now."""
+    known = SPACES.setdefault(public, {})
     if name not in known:
-        known[name] = Space(party.public_set, name)
+        known[name] = Space(public, name)
     return known[name]
 
 
@@ -249,16 +257,16 @@ def neighbour_distance(x: Tensor, rows: Tensor, k: int, *, itself: bool = False)
 # -- the server ----------------------------------------------------------------------------------------------------
 
 
-def template(cfg: Any, rows: int) -> Template:
+def template(cfg: TrustSettings, rows: int) -> Template:
     """Template of an introduction, with this number of public rows."""
     if cfg.trust == "kernel":
         return {"mean": floats(FEATURES), "rows": Shape("int64")}
-    if cfg.trust == "distance" and cfg.trust_bits is None:
-        return {"scores": floats(rows)}
-    return {"scores": Shape("uint8", labels.size_of(rows, 1 if cfg.trust == "select" else cfg.trust_bits))}
+    if cfg.trust == "select":
+        return {"scores": Shape("uint8", labels.size_of(rows, 1))}
+    return {"scores": floats(rows) if cfg.trust_bits is None else Shape("uint8", labels.size_of(rows, cfg.trust_bits))}
 
 
-def meet(fed: Federation, server: Any, clients: Sequence[int]) -> None:
+def meet(fed: Federation, server: Server, clients: Sequence[int]) -> None:
     """Ask the clients that the server does not know yet for their introduction."""
     if not server.cfg.trust_introduces:
         return
@@ -269,7 +277,7 @@ def meet(fed: Federation, server: Any, clients: Sequence[int]) -> None:
         server.introductions = {**server.introductions, **{str(n): reply for n, reply in replies.items()}}
 
 
-def shares(server: Any, clients: Sequence[int], rows: Callable[[], Tensor], logits: Tensor) -> Tensor:
+def shares(server: Server, clients: Sequence[int], rows: Callable[[], Tensor], logits: Tensor) -> Tensor:
     """The weights (n, B) float64 of these clients' answers to public rows, which sum to 1 over clients.
 
     A client without an introduction counts as the mean of the others.
@@ -294,7 +302,11 @@ def shares(server: Any, clients: Sequence[int], rows: Callable[[], Tensor], logi
 
 
 def average(
-    server: Any, clients: Sequence[int], rows: Callable[[], Tensor], answers: Tensor, logits: Tensor
+    server: Server,
+    clients: Sequence[int],
+    rows: Callable[[], Tensor],
+    answers: Tensor,
+    logits: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """The mean (B, K) of the clients' answers (n, B, K), and their weights (n, B), or None where trust is uniform.
 
@@ -306,7 +318,7 @@ def average(
     return weighted(answers, weights), weights
 
 
-def nearness(server: Any, clients: Sequence[int], rows: Tensor) -> Tensor:
+def nearness(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
     """exp(-(d / h) / T) (n, B), over the nearest client's: none of them is all zero."""
     cfg, total = server.cfg, len(server.public_set.rows)
     sent = [server.introductions[str(n)]["scores"] for n in clients]
@@ -319,7 +331,7 @@ def nearness(server: Any, clients: Sequence[int], rows: Tensor) -> Tensor:
     return torch.exp((far.amin(0) - far) / cfg.trust_temperature)
 
 
-def selected(server: Any, clients: Sequence[int], rows: Tensor) -> Tensor:
+def selected(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
     """1 (n, B) for the clients that are near a row; for all, if none is."""
     total = len(server.public_set.rows)
     passed = torch.stack([labels.unpack(server.introductions[str(n)]["scores"], 1, total, 1)[:, 0] for n in clients])
@@ -328,14 +340,14 @@ def selected(server: Any, clients: Sequence[int], rows: Tensor) -> Tensor:
     return torch.where(some, passed, 1.0)
 
 
-def densities(server: Any, clients: Sequence[int], rows: Tensor) -> Tensor:
+def densities(server: Server, clients: Sequence[int], rows: Tensor) -> Tensor:
     """n max(⟨φ(x), μ⟩, 10^-3) (n, B), with claims bounded by the medians of these clients."""
     means = torch.stack([server.introductions[str(n)]["mean"] for n in clients]).double()
     counts = torch.stack([server.introductions[str(n)]["rows"] for n in clients]).double().clamp_min(0)
     norms = means.norm(dim=1)
     means = means * (norms.median() / norms.clamp_min(norms.median()).clamp_min(1e-12))[:, None]
     counts = counts.clamp(max=MOST_ROWS * counts.median()).clamp_min(1)
-    space = space_of(server)
+    space = space_of(server.public_set, server.cfg.trust_space)
     phi = kernel.features(space.rows[rows], space.omega)
     found: Tensor = counts[:, None] * (means @ phi.T).clamp_min(FLOOR)
     return found

@@ -155,7 +155,6 @@ class AugFLClient(Party[AugFLConfig]):
     ROLE = "client"
     CALLS = ("size", "update")
     SUMMED = ("update",)
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""
@@ -174,6 +173,10 @@ class AugFLClient(Party[AugFLConfig]):
         local = {k: theta.sub(slope[k], alpha=1 / rho) for k, theta in weights.items()}  # line 6, (11)
         self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)
         return {"u": {k: self.dual[k].add(x, alpha=rho) for k, x in local.items()}}  # line 8
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the meta-model, and adapt it."""
+        steps.load_and_adapt(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 @final

@@ -234,5 +234,6 @@ METHODS = (
         client=FedProtoClient,
         server=FedProtoServer,
         needs=("same feature dim",),
+        trial_rank=4,
     ),
 )

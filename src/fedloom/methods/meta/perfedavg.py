@@ -17,7 +17,7 @@ Differs:
     The mean is weighted by rows, as everywhere here; the paper's clients count alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from pydantic import Field
@@ -56,7 +56,6 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
     ROLE = "client"
     CALLS = ("update",)
     SUMMED = ("update",)
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """A network for local steps."""
@@ -69,6 +68,10 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
             gradient = steps.meta_gradient(self, theta, cfg.hvp, cfg.delta)  # lines 6, 7
             theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
         return {"weights": theta, "rows": self.row_count}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the server's weights, and adapt."""
+        steps.load_and_adapt(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 @final

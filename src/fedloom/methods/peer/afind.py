@@ -40,8 +40,9 @@ Differs:
     Cheap mode sends three messages per pair instead of two: the trained body follows the probe.
     Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here noise of standard
         deviation σ C0 / L is added to φ (the mean of L row gradients, each clipped to C0), or to the clipped change of
-        the body. Only the first has an (ε, δ), which covers φ alone: bodies and losses are sent without noise. φ is
-        then computed at the initial head: the own one was trained on the own rows without noise.
+        the body. Only the first has an (ε, δ), and only with `threshold="anchored"`: it covers φ and the choice
+        of neighbours, which then compares what was sent. Bodies and losses are sent without noise. φ is computed at
+        the initial head: the own one was trained on the own rows without noise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Template, Tree, floats, weighted_mean
+from fedloom.core.page import Federation, Method, Template, Tree, floats, weighted_mean
 from fedloom.methods import robust, steps
 from fedloom.methods.peer import selection
 from fedloom.protect.privacy import clipped_tree, noisy
@@ -73,7 +74,7 @@ class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
 
 
 @final
-class AfindPeer(Party[AfindConfig]):
+class AfindPeer(selection.SelectingPeer[AfindConfig]):
     """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `heard` also has `shares`
     (m,), the neighbours' shares of ϖ among themselves, their mean body by these (`bodies`), and its `mass`."""
 
@@ -81,10 +82,6 @@ class AfindPeer(Party[AfindConfig]):
     STATE = ("params", "buffers", "opt", "friends", "heard")
     CALLS = ("choose", "strangers", "compare", "reckon", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # lines 3-5, 7, 11 and 14
-    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""
@@ -158,10 +155,12 @@ class AfindPeer(Party[AfindConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
-        robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, self.heard, t, inbox))
+        robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
         self.heard = {"t": -1}
 
-    # -- evaluation ------------------------------------------------------------------------------------
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
@@ -201,10 +200,11 @@ AFIND_PLUS = Method(
         "anchored": {"threshold": "anchored", "mode": "cheap"},
     },
     needs=("one network",),
+    quadratic=True,
 )
 
 METHODS = (
-    AFIND_PLUS,
+    replace(AFIND_PLUS, trial_rank=2),
     replace(AFIND_PLUS, name="afind", title="AFIND+ with equal weights", fixed={"aggregation": "uniform"}),
     replace(
         AFIND_PLUS,

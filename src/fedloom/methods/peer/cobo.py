@@ -76,7 +76,6 @@ class CoboPeer(Party[CoboConfig]):
     STATE = ("params", "buffers", "opt", "helpers", "target")
     CALLS = ("judge", "choose", "pull", "update")
     TO_PEERS = ("request", "test", "give")
-    give, prepare = steps.give, steps.prepare
 
     def setup(self) -> None:
         """The initial network; w = 1 for all neighbours."""
@@ -122,6 +121,10 @@ class CoboPeer(Party[CoboConfig]):
         """The peers with w > 0, as a mask (m,)."""
         return self.helpers["w"] > 0
 
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own x_i."""
+        return {"weights": steps.shared_weights(self)}
+
     def pull(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep Σ_k w_ik and the mean of the x_k by w_ik: Σ_k w_ik (x_i - x_k) is their distance times the sum."""
         row = torch.zeros_like(self.helpers["w"])
@@ -143,6 +146,10 @@ class CoboPeer(Party[CoboConfig]):
         for n, names in steps.local_epochs(self, t):
             self.train(loss, self.epochs(n, size=self.cfg.batch_size), only=names)
         self.target = {}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
     def pulled_loss(self, target: Mapping[str, Any], x: Tensor, y: Tensor) -> Tensor:
         """The loss () on x (B, ...), y (B,), up to a constant."""

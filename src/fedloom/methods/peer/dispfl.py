@@ -38,7 +38,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.page import Federation, Method, Shape, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import selection
 from fedloom.protect import labels
@@ -62,16 +62,13 @@ class DisPFLConfig(selection.SelectionConfig):
 
 
 @final
-class DisPFLPeer(Party[DisPFLConfig]):
+class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
     """A peer, its sparse model, and its mask."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "mask")
     CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
 
     def setup(self) -> None:
         """A random mask, and the initial weights under it."""
@@ -115,7 +112,7 @@ class DisPFLPeer(Party[DisPFLConfig]):
                 models[int(j)], masks[int(j)] = sent
         known = {j: reply for j, reply in inbox.items() if int(j) in models}
         afind = self.cfg.neighbour_selection == "afind"
-        shares = selection.mixing_shares(self, self.heard, t, known) if afind else dict.fromkeys(models, 1.0)
+        shares = selection.mixing_shares(self, t, known) if afind else dict.fromkeys(models, 1.0)
         self.update_mask(t)
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
         steps.set_weights(self, {k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
@@ -252,7 +249,8 @@ def message_template(fed: Federation, cfg: DisPFLConfig) -> dict[str, Template]:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DisPFLConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = selection.links(fed, peers, cfg, t)
+    random = cfg.neighbour_selection == "random"
+    links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=message_template(fed, cfg))
     yield "round"

@@ -31,7 +31,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Template, Tree, floats
+from fedloom.core.page import Federation, Method, Template, Tree, floats
 from fedloom.methods import robust, steps
 from fedloom.methods.peer import selection
 
@@ -59,16 +59,13 @@ class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
 
 
 @final
-class DittoPeer(Party[DittoConfig]):
+class DittoPeer(selection.SelectingPeer[DittoConfig]):
     """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
     CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
 
     def setup(self) -> None:
         """Both models start as the initial network."""
@@ -116,7 +113,7 @@ class DittoPeer(Party[DittoConfig]):
         """The mean of the own shared weights and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
-        shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
+        shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
         robust.mix(self, models, shares)
         self.heard = {"t": -1}
 
@@ -131,7 +128,8 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig,
     """One round of all peers at once."""
     now = {"t": t}
     robust.check_peers(fed, cfg, cfg.neighbours if cfg.neighbour_selection == "random" else None)
-    links = selection.links(fed, peers, cfg, t)
+    random = cfg.neighbour_selection == "random"
+    links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}
     answer: Template = {**steps.weights_template(fed, cfg.personal_head), **loss}
@@ -151,7 +149,7 @@ DITTO = Method(
 )
 
 METHODS = (
-    DITTO,
+    replace(DITTO, trial_rank=3),
     replace(
         DITTO,
         name="ditto-afind",

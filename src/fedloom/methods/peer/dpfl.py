@@ -68,7 +68,6 @@ class DpflPeer(Party[DpflConfig]):
     STATE = ("params", "buffers", "opt", "peers", "carried")
     CALLS = ("update", "batch", "sift", "settle", "pool", "helpers", "select", "mix")
     TO_PEERS = ("give",)
-    prepare = held_out.prepare
 
     def setup(self) -> None:
         """The initial network; an empty pool."""
@@ -84,6 +83,10 @@ class DpflPeer(Party[DpflConfig]):
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own shared weights w_i and the number of rows n_i."""
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out rows."""
+        held_out.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
     # -- the first round: BGGC -----------------------------------------------------------------------
 

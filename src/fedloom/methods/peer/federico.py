@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party, epoch_plan
+from fedloom.core.page import Federation, Method, Party, Tree, epoch_plan
 from fedloom.methods import steps
 
 WORST = 100.0
@@ -70,7 +70,6 @@ class FedericoPeer(Party[FedericoConfig]):
     STATE = ("params", "buffers", "opt", "mixture")
     CALLS = ("update", "choose", "mix")
     TO_PEERS = ("give",)
-    give, prepare = steps.give, steps.prepare
 
     def setup(self) -> None:
         """The initial network; equal shares of the peer and its neighbours; no known losses; equal row weights."""
@@ -99,6 +98,14 @@ class FedericoPeer(Party[FedericoConfig]):
     def weighted_loss(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Mean () of w (B,) times the cross-entropy on x (B, ...), y (B,)."""
         return (w * F.cross_entropy(self.model(x), y, reduction="none")).mean()
+
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights."""
+        return {"weights": steps.shared_weights(self)}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
     # -- the neighbours ----------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, weighted_mean
+from fedloom.core.page import Federation, Method, Tree, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import held_out, selection
 
@@ -53,17 +53,13 @@ class FedFomoConfig(selection.SelectionConfig):
 
 
 @final
-class FedFomoPeer(Party[FedFomoConfig]):
+class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     """A peer, its model, p (m,) in `helped`, and its shared weights at the start of the round in `began`."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
     CALLS = ("choose", "strangers", "compare", "reckon", "pick", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
-    friends: dict[str, Any]
-    heard: dict[str, Any]
-    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
-    give, prepare = steps.give, held_out.prepare
 
     def setup(self) -> None:
         """The initial network; p = 0."""
@@ -91,6 +87,10 @@ class FedFomoPeer(Party[FedFomoConfig]):
         self.began = {k: v.clone() for k, v in steps.shared_weights(self).items()}
         held_out.train_kept(self, steps.local_epochs(self, t))
 
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights."""
+        return {"weights": steps.shared_weights(self)}
+
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
         me = self.context.id
@@ -109,6 +109,10 @@ class FedFomoPeer(Party[FedFomoConfig]):
         steps.note_mixing(self, shares if helps else {me: 1.0})
         self.note("no model lowered the loss", float(not helps))
         self.began, self.heard = {}, {"t": -1}
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out rows."""
+        held_out.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 # -- the equations ------------------------------------------------------------------------------------
@@ -134,11 +138,8 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = (
-        selection.links(fed, peers, cfg, t)
-        if cfg.neighbour_selection == "afind"
-        else fed.choose_peers(peers, "pick", now)
-    )
+    afind = cfg.neighbour_selection == "afind"
+    links = selection.links(fed, peers, cfg, t) if afind else fed.choose_peers(peers, "pick", now)
     fed.call(peers, "update", shared=now)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"

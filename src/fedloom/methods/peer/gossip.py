@@ -15,7 +15,7 @@ from typing import Any, final
 
 from pydantic import Field, model_validator
 
-from fedloom.core.page import Federation, Guarantee, Method, Party
+from fedloom.core.page import Federation, Guarantee, Method, Party, Tree
 from fedloom.methods import robust, steps
 from fedloom.methods.averaging import private
 
@@ -48,7 +48,6 @@ class GossipPeer(Party[GossipConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
-    give, prepare = steps.give, steps.prepare
 
     def setup(self) -> None:
         """The initial network."""
@@ -60,10 +59,18 @@ class GossipPeer(Party[GossipConfig]):
         train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
         train(self, t=t)
 
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights."""
+        return {"weights": steps.shared_weights(self)}
+
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         robust.mix(self, models, dict.fromkeys(models, 1.0))
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:
@@ -85,6 +92,7 @@ GOSSIP = Method(
     round=round,
     client=GossipPeer,
     needs=("one network",),
+    linear=True,
 )
 
 METHODS = (

@@ -1,11 +1,11 @@
 """A share of a peer's rows that is held out from training, for methods that try other peers' models on them.
 
-A page's party has `cfg.validation`, the share. Fine-tuning before an evaluation does not use these rows either.
+Fine-tuning before an evaluation does not use these rows either.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,15 @@ from fedloom.core.page import Party, Tree, epoch_plan
 from fedloom.methods import steps
 
 
-def training_and_held_out(party: Party[Any]) -> tuple[Tensor, Tensor]:
+class HoldingOut(steps.LocalSGD, Protocol):
+    """Settings of local training and of held-out rows."""
+
+    @property
+    def validation(self) -> float:
+        """Share of the own rows that is held out."""
+
+
+def training_and_held_out(party: Party[HoldingOut]) -> tuple[Tensor, Tensor]:
     """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
     rows = len(party.data)
     order = torch.from_numpy(party.stream("validation").permutation(rows)).to(party.context.device)
@@ -23,7 +31,7 @@ def training_and_held_out(party: Party[Any]) -> tuple[Tensor, Tensor]:
     return (order[held:] if rows > 1 else order), order[:held]
 
 
-def train_kept(party: Party[Any], epochs: Iterable[steps.Epoch]) -> None:
+def train_kept(party: Party[HoldingOut], epochs: Iterable[steps.Epoch]) -> None:
     """SGD as in `steps.sgd_epochs`, on the rows that are not held out."""
     steps.reset_optimizer(party)
     kept = training_and_held_out(party)[0]
@@ -32,7 +40,7 @@ def train_kept(party: Party[Any], epochs: Iterable[steps.Epoch]) -> None:
         party.train(partial(steps.cross_entropy, party), party.data.batches(kept[plan]), only=names)
 
 
-def validation_loss(party: Party[Any], model: Mapping[str, Tensor]) -> Tensor:
+def validation_loss(party: Party[HoldingOut], model: Mapping[str, Tensor]) -> Tensor:
     """Mean cross-entropy () of shared weights on the held-out rows, in evaluation mode, with the own head."""
     held = training_and_held_out(party)[1]
     with party.scratch():
@@ -40,8 +48,8 @@ def validation_loss(party: Party[Any], model: Mapping[str, Tensor]) -> Tensor:
         return F.cross_entropy(party.infer(party.data.x(held)), party.data.y(held))
 
 
-def prepare(party: Party[Any], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-    """The hook `prepare` of a party without a server: adapt, or fine-tune on the rows that are not held out."""
+def prepare(party: Party[HoldingOut], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+    """Before an evaluation: adapt, or fine-tune on the rows that are not held out."""
     steps.adapt(party, steps.steps_of(party.cfg, eval_mode))
     if eval_mode == steps.TUNED:
         train_kept(party, steps.tuning_epochs(party))

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party
+from fedloom.core.page import Federation, Method, Party, Tree
 from fedloom.methods import robust, steps
 
 ROUNDING = 1e-6
@@ -59,13 +59,20 @@ class PensPeer(Party[PensConfig]):
     STATE = ("params", "buffers", "opt", "counts")
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
-    update, give, prepare = steps.local_sgd, steps.give, steps.prepare
 
     def setup(self) -> None:
         """The initial network; no counts."""
         steps.init_network(self)
         taken, expected = torch.zeros(2, self.context.parties, dtype=torch.float64, device=self.context.device)
         self.counts: dict[str, Any] = {"taken": taken, "expected": expected}
+
+    def update(self, *, t: int) -> None:
+        """Local training."""
+        steps.local_sgd(self, t=t)
+
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights."""
+        return {"weights": steps.shared_weights(self)}
 
     # -- stage 1 -----------------------------------------------------------------------------------
 
@@ -115,6 +122,10 @@ class PensPeer(Party[PensConfig]):
         """The mean of the own model and those in the inbox."""
         models = steps.models_of(self, inbox)
         robust.mix(self, models, dict.fromkeys(models, 1.0))
+
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune, depending on the mode."""
+        steps.prepare(self, eval_mode=eval_mode, broadcast=broadcast)
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:

@@ -1,17 +1,18 @@
-"""AFIND+'s neighbour selection, as functions that `afind.py` and other methods share.
+"""AFIND+'s neighbour selection, which `afind.py` and other methods share: a base class of their peers, and functions.
 
 Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated
 Learning", arXiv 2407.04460; `fedloom.methods.peer.afind` has the algorithm and what differs from the paper. Numbers in
 parentheses are the paper's equations, lines those of its Algorithm 1.
 
-A page with this selection keeps two names in its STATE:
+A page's peer derives from `SelectingPeer` and keeps two names in its STATE:
 
     friends: p (m,) and θ; masks (m,) of the party itself, of its neighbours, and of those last available; the number of
-        φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one.
+        φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one, and the own φ once it was
+        sent or compared.
     heard: results of round `t` that the same round uses later: the party's own F(before), a mask (m,) of the neighbours
         that replied, and their losses (m,); {"t": -1} otherwise.
 
-Its messages are those of `MESSAGES`; `coresets` and `exchange_probes` send them.
+`coresets` and `exchange_probes` send the messages.
 """
 
 import math
@@ -33,12 +34,12 @@ from fedloom.core.page import (
     Shape,
     Template,
     Tree,
-    cap_rows,
     floats,
 )
 from fedloom.methods import robust, steps
 from fedloom.protect.accountant import REPLACED, Releases, epsilon
 from fedloom.protect.noise import charge, draws
+from fedloom.protect.privacy import clipped_rows
 
 SIMILAR = 0.5
 """Smallest cosine of a neighbour that an anchored peer selects."""
@@ -134,21 +135,27 @@ class SelectionConfig(MethodConfig):
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of φ, if it has noise. Bodies and losses have none."""
-        if self.dp.target != "phi":
+        """That of φ and of the choice of neighbours, if φ has noise and is compared at the initial network. Bodies and
+        losses have none.
+
+        With another threshold the choice depends on the own φ at a body that was trained without noise, which one row
+        moves by any amount.
+        """
+        if self.dp.target != "phi" or self.threshold != "anchored":
             return ()
         note = lambda sent: self.dp.epsilon(round(max(sent)))
-        return (Guarantee("feature proxy φ alone", REPLACED, self.dp.delta, SENT, note),)
+        return (Guarantee("feature proxy φ and choice of neighbours", REPLACED, self.dp.delta, SENT, note),)
 
     def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""
         return t == 0 or (self.explore_every is not None and t % self.explore_every == 0)
 
 
-ConfigT = TypeVar("ConfigT", bound=SelectionConfig)
+SelectionT = TypeVar("SelectionT", bound=SelectionConfig)
+SelectionT_co = TypeVar("SelectionT_co", bound=SelectionConfig, covariant=True)
 
 
-def refuse_update_noise(cfg: ConfigT) -> ConfigT:
+def refuse_update_noise(cfg: SelectionT) -> SelectionT:
     """Config validator of methods that use the selection."""
     if cfg.dp.target == "update":
         raise ValueError('params.dp.target = "update" is available in afind-plus only: use "phi" or "none"')
@@ -167,7 +174,84 @@ def refuse_even_rule(cfg: Any) -> None:
 # -- the messages of the selection ---------------------------------------------------------------------------------
 
 
-def init(party: Any) -> None:
+class SelectingPeer(Party[SelectionT_co]):
+    """A peer that selects its neighbours, for pages to derive from: the messages of the selection, and its state."""
+
+    friends: dict[str, Tensor]
+    heard: dict[str, Any]
+
+    def choose(self, *, here: Tensor, open: bool) -> Tensor:
+        """Lines 3-5: C_i as a mask (m,), given the available peers (m,). With `open` all of them are taken."""
+        cfg, friends = self.cfg, self.friends
+        here = here.to(friends["near"].device) & friends["near"]
+        p = after_churn(friends["p"], friends["here"], here)
+        if cfg.threshold == "anchored":
+            self.friends = {**friends, "p": p, "here": here}
+            met = here & friends["met"]
+            similar: Tensor = met & (friends["cosines"] >= largest_gap(friends["cosines"][met]))
+            return similar
+        passing = here & (p * (here.sum() if cfg.threshold == "calibrated" else 1) >= friends["theta"])
+        likeliest = F.one_hot(torch.where(here, p, -1.0).argmax(), len(p)).bool()
+        instead = {"top1": likeliest, "self": torch.zeros_like(here), "all": here}[cfg.empty_coreset]
+        self.note("empty coreset", 0.0 if open else (~passing.any()).float())
+        self.friends = {**friends, "p": p, "here": here}
+        return here if open else torch.where(passing.any(), passing, instead & here)
+
+    def request(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights w_i, at which neighbours compute φ and F."""
+        return {"weights": steps.shared_weights(self)}
+
+    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
+        """Lines 7, 11: φ_j and F_j(before) at the requesting peer's shared weights, on a scratch copy."""
+        with self.scratch():
+            steps.set_weights(self, asked["weights"])
+            phi, loss = proxy(self, t)
+        return {"phi": private(self, phi, t, by), "loss": loss}
+
+    def reckon(self, *, t: int, inbox: Mapping[str, Any]) -> None:
+        """Line 14, (8)-(13): new p and θ from the φ of the neighbours that replied; their F in `heard`."""
+        cfg, friends, heard = self.cfg, self.friends, self.heard
+        own, before = proxy(self, t)
+        ids = torch.tensor([int(j) for j in inbox], dtype=torch.int64, device=own.device)
+        losses, replied = own.new_zeros(len(friends["p"])), torch.zeros_like(friends["me"])
+        probes = 1 + len(ids) + (heard["probes"] if heard["t"] == t else 0)
+        self.heard = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
+        self.note("coreset", len(ids))
+        self.note("probes", probes)
+        if not inbox:
+            return
+        losses[ids] = torch.stack([r["loss"] for r in inbox.values()])
+        replied[ids] = True
+        s = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
+        p, h = probabilities(friends["p"], ids, s, cfg.upsilon), entropy(s)
+        theta = threshold(h, len(ids), cfg)
+        self.friends = {**friends, "p": p, "theta": theta}
+        self.note("entropy", h)
+        self.note("theta", theta)
+        self.note("effective neighbours of p", 1 / (p**2).sum())
+        self.note("similarity of the coreset", s.mean())
+
+    def strangers(self, *, here: Tensor) -> Tensor:
+        """The available neighbours that the peer has not been compared with, as a mask (m,)."""
+        friends = self.friends
+        unmet: Tensor = here.to(friends["near"].device) & friends["near"] & ~friends["met"]
+        return unmet
+
+    def anchor(self, *, t: int) -> dict[str, Tree]:
+        """φ_j at the initial network, on the rows of round 0: the same for every peer that asks, in every round."""
+        return {"phi": own_anchor(self, t)}
+
+    def compare(self, *, t: int, inbox: Mapping[str, Any]) -> None:
+        """The cosine of the own φ and those of the neighbours that replied, all at the initial network."""
+        if inbox:
+            ids, own = [int(j) for j in inbox], own_anchor(self, t)
+            cosines, met = self.friends["cosines"].clone(), self.friends["met"].clone()
+            cosines[ids] = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
+            met[ids] = True
+            self.friends = {**self.friends, "cosines": cosines, "met": met}
+
+
+def init(party: SelectingPeer[SelectionConfig]) -> None:
     """Set `friends` with equal p and θ = 0, and an empty `heard`."""
     proxy_names(party.params)
     context = party.context
@@ -188,88 +272,7 @@ def init(party: Any) -> None:
     party.heard = {"t": -1}
 
 
-def choose(party: Any, *, here: Tensor, open: bool) -> Tensor:
-    """Lines 3-5: C_i as a mask (m,), given the available peers (m,). With `open` all of them are taken."""
-    cfg, friends = party.cfg, party.friends
-    here = here.to(friends["near"].device) & friends["near"]
-    p = after_churn(friends["p"], friends["here"], here)
-    if cfg.threshold == "anchored":
-        party.friends = {**friends, "p": p, "here": here}
-        met = here & friends["met"]
-        similar: Tensor = met & (friends["cosines"] >= largest_gap(friends["cosines"][met]))
-        return similar
-    passing = here & (p * (here.sum() if cfg.threshold == "calibrated" else 1) >= friends["theta"])
-    likeliest = F.one_hot(torch.where(here, p, -1.0).argmax(), len(p)).bool()
-    instead = {"top1": likeliest, "self": torch.zeros_like(here), "all": here}[cfg.empty_coreset]
-    party.note("empty coreset", 0.0 if open else (~passing.any()).float())
-    party.friends = {**friends, "p": p, "here": here}
-    return here if open else torch.where(passing.any(), passing, instead & here)
-
-
-def request(party: Any, *, t: int) -> dict[str, Tree]:
-    """The own shared weights w_i, at which neighbours compute φ and F."""
-    return {"weights": steps.shared_weights(party)}
-
-
-def probe(party: Any, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-    """Lines 7, 11: φ_j and F_j(before) at the requesting peer's shared weights, on a scratch copy."""
-    with party.scratch():
-        steps.set_weights(party, asked["weights"])
-        phi, loss = proxy(party, t)
-    return {"phi": private(party, phi, t, by), "loss": loss}
-
-
-def reckon(party: Any, *, t: int, inbox: Mapping[str, Any]) -> None:
-    """Line 14, (8)-(13): new p and θ from the φ of the neighbours that replied; their F in `heard`."""
-    cfg, friends, heard = party.cfg, party.friends, party.heard
-    own, before = proxy(party, t)
-    ids = torch.tensor([int(j) for j in inbox], dtype=torch.int64, device=own.device)
-    losses, replied = own.new_zeros(len(friends["p"])), torch.zeros_like(friends["me"])
-    probes = 1 + len(ids) + (heard["probes"] if heard["t"] == t else 0)
-    party.heard = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
-    party.note("coreset", len(ids))
-    party.note("probes", probes)
-    if not inbox:
-        return
-    losses[ids] = torch.stack([r["loss"] for r in inbox.values()])
-    replied[ids] = True
-    s = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
-    p, h = probabilities(friends["p"], ids, s, cfg.upsilon), entropy(s)
-    theta = threshold(h, len(ids), cfg)
-    party.friends = {**friends, "p": p, "theta": theta}
-    party.note("entropy", h)
-    party.note("theta", theta)
-    party.note("effective neighbours of p", 1 / (p**2).sum())
-    party.note("similarity of the coreset", s.mean())
-
-
-def strangers(party: Any, *, here: Tensor) -> Tensor:
-    """The available neighbours that the peer has not been compared with, as a mask (m,)."""
-    friends = party.friends
-    unmet: Tensor = here.to(friends["near"].device) & friends["near"] & ~friends["met"]
-    return unmet
-
-
-def anchor(party: Any, *, t: int) -> dict[str, Tree]:
-    """φ_j at the initial network, on the rows of round 0: the same for every peer that asks, in every round."""
-    return {"phi": private(party, initial_proxy(party), t, torch.tensor(party.context.id))}
-
-
-def compare(party: Any, *, t: int, inbox: Mapping[str, Any]) -> None:
-    """The cosine of the own φ and those of the neighbours that replied, all at the initial network."""
-    if inbox:
-        ids = [int(j) for j in inbox]
-        cosines, met = party.friends["cosines"].clone(), party.friends["met"].clone()
-        cosines[ids] = cosine(torch.stack([r["phi"] for r in inbox.values()]), initial_proxy(party)).double()
-        met[ids] = True
-        party.friends = {**party.friends, "cosines": cosines, "met": met}
-
-
-MESSAGES = choose, request, probe, reckon, strangers, anchor, compare
-"""The messages of the selection, which a page takes over by these names."""
-
-
-def proxy(party: Party[Any], t: int) -> tuple[Tensor, Tensor]:
+def proxy(party: Party[SelectionConfig], t: int) -> tuple[Tensor, Tensor]:
     """φ (d,) and F () at the party's current weights.
 
     With noise on φ, its head is the initial one: the own head was trained on the own rows without noise, so a single
@@ -286,11 +289,11 @@ def proxy(party: Party[Any], t: int) -> tuple[Tensor, Tensor]:
                 steps.set_weights(party, {k: p.detach() for k, p in initial if k.startswith("head.")})
             rows = party.row_gradients(loss_of, x, y, of=names)
             each = torch.cat([g.flatten(1) for g in rows.values()], 1)  # (L, d)
-            return cap_rows(each, cfg.dp.clip).mean(0), loss
+            return clipped_rows(each, cfg.dp.clip).mean(0), loss
     return torch.cat([g.flatten() for g in gradients.values()]), loss
 
 
-def initial_proxy(party: Any) -> Tensor:
+def initial_proxy(party: Party[SelectionConfig]) -> Tensor:
     """φ (d,) at the initial network, with which all peers start."""
     network = party.context.build()
     with party.scratch():
@@ -299,7 +302,18 @@ def initial_proxy(party: Any) -> Tensor:
         return proxy(party, 0)[0]
 
 
-def private(party: Any, phi: Tensor, t: int, by: Tensor) -> Tensor:
+def own_anchor(party: SelectingPeer[SelectionConfig], t: int) -> Tensor:
+    """The own φ (d,) at the initial network. Noise is drawn once, so that what is compared is what is sent."""
+    if party.cfg.dp.target != "phi":
+        return initial_proxy(party)
+    if "phi" not in party.friends:
+        phi = private(party, initial_proxy(party), t, torch.tensor(party.context.id))
+        party.friends = {**party.friends, "phi": phi}
+    found: Tensor = party.friends["phi"]
+    return found
+
+
+def private(party: SelectingPeer[SelectionConfig], phi: Tensor, t: int, by: Tensor) -> Tensor:
     """φ (d,) with noise if `dp` is set; `friends` counts it. A row that counts as nothing moves it by C0 / L."""
     dp = party.cfg.dp
     if dp.target != "phi":
@@ -308,12 +322,13 @@ def private(party: Any, phi: Tensor, t: int, by: Tensor) -> Tensor:
     party.friends = {**party.friends, "sent": sent}
     charge(party, dp.sigma)
     party.note(SENT, float(sent))
-    party.note("epsilon of phi", dp.epsilon(int(sent)))
+    if party.cfg.promises:
+        party.note("epsilon of phi", dp.epsilon(int(sent)))
     bound = dp.clip / min(party.cfg.probe_rows, len(party.data))
     return draws(party, "privacy", t, int(by)).blur(phi, dp.sigma * bound, 2 * bound)
 
 
-def probe_loss(party: Party[Any], t: int) -> Tensor:
+def probe_loss(party: Party[SelectionConfig], t: int) -> Tensor:
     """F () at the party's current weights, on the rows of the proxy."""
     x, y = party.sample_batch(t, size=party.cfg.probe_rows)
     with party.scratch(), torch.no_grad():
@@ -321,10 +336,11 @@ def probe_loss(party: Party[Any], t: int) -> Tensor:
 
 
 def mixing_shares(
-    party: Party[Any], heard: Mapping[str, Any], t: int, inbox: Mapping[str, Mapping[str, Any]]
+    party: SelectingPeer[SelectionConfig], t: int, inbox: Mapping[str, Mapping[str, Any]]
 ) -> dict[int, float]:
     """ϖ by id, the party's own first. A neighbour whose F_j(before) or F_j(after) is unknown has no share."""
-    gamma, after, fresh = party.cfg.gamma, probe_loss(party, t), heard["t"] == t
+    gamma, after, heard = party.cfg.gamma, probe_loss(party, t), party.heard
+    fresh = heard["t"] == t
     known = [j for j in inbox if fresh and heard["who"][int(j)]]
     own = smoothed(after, heard["before"] if fresh else after, gamma)
     losses = [own, *(smoothed(inbox[j]["loss"], heard["losses"][int(j)], gamma) for j in known)]
@@ -424,11 +440,8 @@ def coresets(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int
     return chosen
 
 
-def links(fed: Federation, peers: Sequence[int], cfg: Any, t: int) -> dict[int, list[int]]:
-    """The neighbours that each peer selects in round t: random ones, or with `neighbour_selection="afind"` AFIND+'s
-    coreset, after an exchange of φ and F."""
-    if cfg.neighbour_selection == "random":
-        return fed.sample_peers(peers, cfg.neighbours, t)
+def links(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int) -> dict[int, list[int]]:
+    """AFIND+'s coresets of round t, after an exchange of φ and F."""
     links = coresets(fed, peers, cfg, t)
     exchange_probes(fed, links, cfg, t)
     return links

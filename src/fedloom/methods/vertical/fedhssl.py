@@ -254,12 +254,19 @@ class FedHSSLActive(Party[FedHSSLConfig]):
 
     STATE = ("params", "opt")
     ROLE = "active"
-    decide, exposed = steps.decide, steps.exposed_gradients
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
         robust.check(self)
         self.network(steps.top_model(self, self.context.parties * self.cfg.sent), self.cfg.optimize(active=True))
+
+    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
+        """Logits (n, Z) from the embeddings (n, d) of each party."""
+        return self.infer(steps.joint(contributions))
+
+    def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
+        """The gradients (N_a, d) that each party would receive for the aligned rows."""
+        return steps.exposed_gradients(self, contributions)
 
 
 def top_means(

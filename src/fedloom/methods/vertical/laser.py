@@ -108,7 +108,6 @@ class LaserPassive(Party[LaserConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "party"
     CALLS = ("embed", "update")
-    update, contribution = steps.backward, steps.embeddings
 
     def setup(self) -> None:
         """Its extractor."""
@@ -117,6 +116,14 @@ class LaserPassive(Party[LaserConfig]):
     def embed(self, *, number: int, step: int) -> Tensor:
         """Embeddings (B, d) of this batch, zeros for the rows that it lacks."""
         return steps.embed_batch(self, number, step)
+
+    def update(self, *, number: int, step: int, cut: Tensor) -> None:
+        """Backward from the cut: one step along the gradient (B, d) of the loss by what was sent."""
+        steps.backward(self, number=number, step=step, cut=cut)
+
+    def contribution(self, *, on: str) -> Tensor:
+        """Embeddings (n, d) for a joint evaluation."""
+        return steps.embeddings(self, on=on)
 
 
 @final

@@ -45,7 +45,7 @@ LEAST = 1e-7
 
 
 @final
-class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
+class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
     """Party m: an extractor, and its prototypes and prior."""
 
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
@@ -53,9 +53,6 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
     SUMMED = ("estimate",)
-    prototypes: Tensor
-    prior: Tensor
-    introduce, estimate, alone, contribution = proto.introduce, proto.estimate, proto.alone, proto.contribution
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
@@ -72,7 +69,7 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
             number, everybody = proto.local_steps(self), cfg.local_rows == "all"
             for x in self.context.unlabeled(t, steps=number, size=cfg.batch_size, aligned=everybody):
                 self.minimize(self._cost, x)
-        return proto.improved(self, t)
+        return self.improved(t)
 
     def _cost(self, x: Tensor) -> Tensor:
         return proto.transport_cost(self.model(x), self.prototypes, self.prior, self.cfg)
@@ -130,7 +127,6 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     STATE = ("params", "opt", "embedded", "priors", "prototypes", "prior", "begun")
     ROLE = "active"
-    decide = steps.decide
 
     def setup(self) -> None:
         """No replies yet: uniform priors, no prototypes."""
@@ -200,6 +196,10 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         kappa = self.cfg.prototype_noise
         sent = proto.perturbed(self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t))
         return {m: {"prototypes": mu} for m, mu in enumerate(sent)}
+
+    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
+        """Logits (n, Z) from the embeddings (n, d) of each party."""
+        return self.infer(steps.joint(contributions))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """The prototypes (Z, d) that each party would receive, with noise, from the embeddings (N_a, d) of the aligned

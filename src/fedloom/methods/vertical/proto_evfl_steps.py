@@ -6,8 +6,9 @@ Shapes: f (n, d) embeddings, mu (Z, d) prototypes, p (Z,) prior, s (n, Z) simila
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
@@ -121,20 +122,22 @@ class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
         return {"collapsed": f"its embeddings collapsed: they are nearly equal for all rows; {undone}; {remedy}"}
 
 
+ProtoT_co = TypeVar("ProtoT_co", bound=ProtoEVFLConfig, covariant=True)
+
+
 def optimizer(cfg: ProtoEVFLConfig, lr: float, weight_decay: float = 0.0) -> Optimizer:
     """The optimizer of extractors, or of the active party."""
     kind = Adam if cfg.optimizer == "adamw" else SGD
     return kind(lr=lr, weight_decay=weight_decay)
 
 
-def local_steps(party: Party[Any]) -> int:
+def local_steps(party: Party[ProtoEVFLConfig]) -> int:
     """Steps of a passive party in a round."""
     cfg, left_out = party.cfg, 0 if party.cfg.local_rows == "all" else party.context.aligned
     if cfg.local_epochs is None:
-        return int(cfg.steps)
+        return cfg.steps
     epochs = cfg.epochs if cfg.local_epochs == "epochs" else cfg.local_epochs
-    number: int = math.ceil(epochs * (len(party.data) - left_out) / cfg.batch_size)
-    return number
+    return math.ceil(epochs * (len(party.data) - left_out) / cfg.batch_size)
 
 
 # -- equations -----------------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ def collapse_share(prior: Tensor) -> float:
 # -- steps of a passive party --------------------------------------------------------------------------------------
 
 
-def mixed_prior(party: Party[Any], t: int, mu: Tensor, p: Tensor, overall: Tensor) -> Tensor:
+def mixed_prior(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor, overall: Tensor) -> Tensor:
     """Equations 9-11: the party's new prior (Z,) from its last one, p, and the global one, `overall`. Where that is 0
     there is no prototype."""
     cfg, present = party.cfg, overall > 0
@@ -229,13 +232,13 @@ def mixed_prior(party: Party[Any], t: int, mu: Tensor, p: Tensor, overall: Tenso
     return estimate if cfg.prior == "local" else gamma * overall + (1 - gamma) * estimate
 
 
-def prior_sample(party: Party[Any], t: int) -> Tensor:
+def prior_sample(party: Party[ProtoEVFLConfig], t: int) -> Tensor:
     """Rows (n, ...) for estimates, a sample of those that the party trains on."""
     return sample_rows(party, party.cfg.prior_rows, "prior rows", t, aligned=party.cfg.local_rows == "all")
 
 
 @contextlib.contextmanager
-def rollback_on_collapse(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> Iterator[None]:
+def rollback_on_collapse(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor) -> Iterator[None]:
     """Check the training within for collapse, and undo it if the config says so."""
     before = [{k: v.clone() for k, v in part.items()} for part in (party.params, party.buffers, party.opt)]
     yield
@@ -243,7 +246,7 @@ def rollback_on_collapse(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> It
         party.params, party.buffers, party.opt = before
 
 
-def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
+def collapsed(party: Party[ProtoEVFLConfig], t: int, mu: Tensor, p: Tensor) -> bool:
     """Whether most rows fall in one pseudo-class, or the pseudo-classes are too similar. The figures are noted."""
     present, f = p > 0, party.infer(prior_sample(party, t))
     means, counts = class_means(f, logits(f, mu, p, party.cfg).argmax(-1), len(present))
@@ -257,55 +260,55 @@ def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
     return result
 
 
-def improved(party: Any, t: int) -> dict[str, Tensor]:
-    """A passive party's reply after its local training: embeddings (N_a, d), and unless `secure` its prior (Z,)."""
-    embedded = {"embedded": sent_embeddings(party, "embeddings", t)}
-    return embedded if party.cfg.secure else {**embedded, "prior": party.prior}
-
-
-def estimate(party: Any) -> Tensor:
-    """The party's prior (Z,), to be added up."""
-    prior: Tensor = party.prior
-    return prior
-
-
-def sent_embeddings(party: Party[Any], purpose: str, t: int = 0) -> Tensor:
+def sent_embeddings(party: Party[ProtoEVFLConfig], purpose: str, t: int = 0) -> Tensor:
     """Embeddings (N_a, d) of the aligned people, with noise."""
     return with_noise(party, party.infer(aligned_rows(party)), purpose, t)
 
 
-def with_noise(party: Party[Any], f: Tensor, purpose: str, t: int = 0) -> Tensor:
+def with_noise(party: Party[ProtoEVFLConfig], f: Tensor, purpose: str, t: int = 0) -> Tensor:
     """Embeddings f (n, d) with `embedding_noise`, as they are sent."""
     kappa = party.cfg.embedding_noise
     return perturbed(f, kappa, party.noise([f, kappa], purpose, t))
 
 
-def perturbed(x: Tensor, kappa: float, rng: Any) -> Tensor:
+def perturbed(x: Tensor, kappa: float, rng: np.random.Generator) -> Tensor:
     """x with Gaussian noise of standard deviation κ on each number."""
     return x + kappa * torch.from_numpy(rng.standard_normal(x.shape)).to(x) if kappa else x
 
 
-# -- messages and evaluation of a passive party, which pages take over by these names ------------------------------
+# -- the passive party ---------------------------------------------------------------------------------------------
 
 
-def introduce(party: Any) -> Tensor:
-    """Round 0: calibrate the centering, and embed the aligned people (N_a, d)."""
-    calibrate(party)
-    return sent_embeddings(party, "first embeddings")
+class PrototypeParty(Party[ProtoT_co]):
+    """A passive party with prototypes (Z, d) and a prior (Z,), for pages to derive from."""
 
+    prototypes: Tensor
+    prior: Tensor
 
-def alone(party: Any, embedded: Tensor) -> Tensor:
-    """Logits (n, Z) of this party alone from its embeddings (n, d)."""
-    return logits(embedded, party.prototypes, party.prior, party.cfg)
+    def introduce(self) -> Tensor:
+        """Round 0: calibrate the centering, and embed the aligned people (N_a, d)."""
+        calibrate(self)
+        return sent_embeddings(self, "first embeddings")
 
+    def improved(self, t: int) -> dict[str, Tensor]:
+        """The reply after local training: embeddings (N_a, d), and unless `secure` the prior (Z,)."""
+        embedded = {"embedded": sent_embeddings(self, "embeddings", t)}
+        return embedded if self.cfg.secure else {**embedded, "prior": self.prior}
 
-def contribution(party: Any, *, on: str) -> Tensor:
-    """Embeddings (n, d) for a joint evaluation, with noise; those of the aligned people without, because the party
-    itself would attack with them. Before it has received prototypes, the party has not calibrated yet."""
-    if on != "aligned":
-        return with_noise(party, party.infer(party.context.tests[on].every), f"{on} embeddings")
-    with party.scratch():
-        if not party.prototypes.any():
-            calibrate(party)
-        embedded: Tensor = party.infer(aligned_rows(party))
-    return embedded
+    def estimate(self) -> Tensor:
+        """The prior (Z,), to be added up."""
+        return self.prior
+
+    def alone(self, embedded: Tensor) -> Tensor:
+        """Logits (n, Z) of this party alone from its embeddings (n, d)."""
+        return logits(embedded, self.prototypes, self.prior, self.cfg)
+
+    def contribution(self, *, on: str) -> Tensor:
+        """Embeddings (n, d) for a joint evaluation, with noise. Those of the aligned people are without noise, because
+        the party itself would attack with them. Before it has received prototypes, the party has not calibrated yet."""
+        if on != "aligned":
+            return with_noise(self, self.infer(self.context.tests[on].every), f"{on} embeddings")
+        with self.scratch():
+            if not self.prototypes.any():
+                calibrate(self)
+            return self.infer(aligned_rows(self))

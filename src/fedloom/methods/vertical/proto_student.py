@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import Method, Party
+from fedloom.core.page import Method
 from fedloom.methods.vertical import proto_evfl, steps
 from fedloom.methods.vertical import proto_evfl_steps as proto
 
@@ -48,7 +48,7 @@ class ProtoStudentConfig(proto.ProtoEVFLConfig):
 
 
 @final
-class ProtoStudentPassive(Party[ProtoStudentConfig]):
+class ProtoStudentPassive(proto.PrototypeParty[ProtoStudentConfig]):
     """Party m: as in Proto-EVFL, and a head of its own."""
 
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
@@ -56,9 +56,6 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
     SUMMED = ("estimate",)
-    prototypes: Tensor
-    prior: Tensor
-    introduce, estimate, alone, contribution = proto.introduce, proto.estimate, proto.alone, proto.contribution
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
@@ -75,7 +72,7 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
         self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)
         with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):
             self._fit(t)
-        return proto.improved(self, t)
+        return self.improved(t)
 
     def _fit(self, t: int) -> None:
         """Learn the pseudo-labels of the most confident rows."""

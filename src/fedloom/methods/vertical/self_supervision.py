@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,19 +47,35 @@ def _normalized(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs, track_running_stats=False)]
 
 
-def views(x: Tensor, cfg: Any) -> tuple[Tensor, Tensor]:
-    """Two views of a batch of pictures (B, C, H, W), or of rows of a table (B, F); the table's first one is x itself.
+class Views(Protocol):
+    """Settings of views, as `SSVFLConfig` describes them."""
 
-    `cfg` has `shift`, `noise`, `erase` and `corruption_rate`.
-    """
+    @property
+    def shift(self) -> float:
+        """Largest shift of a picture, as a share of its side."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of Gaussian noise on a picture's pixels."""
+
+    @property
+    def erase(self) -> float:
+        """Largest side of the erased rectangle, as a share of the picture's side."""
+
+    @property
+    def corruption_rate(self) -> float:
+        """Share of a row's columns that are corrupted."""
+
+
+def views(x: Tensor, cfg: Views) -> tuple[Tensor, Tensor]:
+    """Two views of a batch of pictures (B, C, H, W), or of rows of a table (B, F), of which the first is x itself."""
     return (picture_view(x, cfg), picture_view(x, cfg)) if x.dim() == 4 else (x, corrupted(x, cfg.corruption_rate))
 
 
-def picture_view(x: Tensor, cfg: Any) -> Tensor:
+def picture_view(x: Tensor, cfg: Views) -> Tensor:
     """A view (B, C, H, W) of pictures."""
     x = erased(shifted(x, cfg.shift), cfg.erase)
-    noise: Tensor = cfg.noise * torch.randn_like(x)
-    return x + noise
+    return x + cfg.noise * torch.randn_like(x)
 
 
 def shifted(x: Tensor, share: float) -> Tensor:

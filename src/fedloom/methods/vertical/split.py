@@ -45,7 +45,6 @@ class SplitPassive(Party[steps.SplitConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "party"
     CALLS = ("embed", "update", "embed_mixed", "update_mixed")
-    update, contribution = steps.backward, steps.embeddings
 
     def setup(self) -> None:
         """Its extractor."""
@@ -54,6 +53,14 @@ class SplitPassive(Party[steps.SplitConfig]):
     def embed(self, *, number: int, step: int) -> Tensor:
         """Forward to the cut: embeddings (B, d) of this batch."""
         return steps.embed_batch(self, number, step)
+
+    def update(self, *, number: int, step: int, cut: Tensor) -> None:
+        """Backward from the cut: one step along the gradient (B, d) of the loss by what was sent."""
+        steps.backward(self, number=number, step=step, cut=cut)
+
+    def contribution(self, *, on: str) -> Tensor:
+        """Embeddings (n, d) for a joint evaluation."""
+        return steps.embeddings(self, on=on)
 
     def embed_mixed(self, *, number: int, step: int) -> dict[str, Tensor]:
         """Embeddings (B, d) of this batch with other people in the place of those it lacks, and who they are (B,)."""
@@ -86,13 +93,20 @@ class SplitActive(Party[steps.SplitConfig]):
 
     STATE = ("params", "opt")
     ROLE = "active"
-    decide, exposed = steps.decide, steps.exposed_gradients
 
     def setup(self) -> None:
         """A classifier of all embeddings."""
         self.network(
             steps.top_model(self, self.context.parties * self.cfg.embedding_dim), self.cfg.optimize(active=True)
         )
+
+    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
+        """Logits (n, Z) from the embeddings (n, d) of each party."""
+        return self.infer(steps.joint(contributions))
+
+    def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
+        """The gradients (N_a, d) that each party would receive for the aligned rows."""
+        return steps.exposed_gradients(self, contributions)
 
     def learn_mixed(
         self, parts: Mapping[int, Tensor], people: Mapping[int, Tensor], number: int, step: int

@@ -89,7 +89,6 @@ class SSVFLPassive(Party[SSVFLConfig]):
     STATE = ("params", "buffers", "opt", "supervised")
     ROLE = "party"
     CALLS = ("embed", "update", "teach")
-    update, contribution = steps.backward, steps.embeddings
 
     def setup(self) -> None:
         """Its extractor, as `split` has it, and heads."""
@@ -119,6 +118,14 @@ class SSVFLPassive(Party[SSVFLConfig]):
         if not self.supervised:
             self.supervised, self.opt = True, selfsup.reset(self.opt, self.cfg.lr)
         return self.forward(steps.aligned_batch(self, number, step))
+
+    def update(self, *, number: int, step: int, cut: Tensor) -> None:
+        """Backward from the cut: one step along the gradient (B, d) of the loss by what was sent."""
+        steps.backward(self, number=number, step=step, cut=cut)
+
+    def contribution(self, *, on: str) -> Tensor:
+        """Embeddings (n, d) for a joint evaluation."""
+        return steps.embeddings(self, on=on)
 
 
 def round(fed: Federation, active: SplitActive, parties: Sequence[int], cfg: SSVFLConfig, t: int) -> Iterator[str]:

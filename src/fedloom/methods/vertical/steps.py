@@ -8,7 +8,7 @@ which runs beside it. Every function that takes a party works on that party alon
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Literal, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -90,13 +90,37 @@ class PrincipalComponents(nn.Module):
         return out
 
 
-def extractor(party: Party[Any], head: nn.Module | None = None) -> Extractor:
+class Extraction(Protocol):
+    """Settings of an extractor and of batches of aligned rows, as `SplitConfig` describes them."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimension of an embedding (d)."""
+
+    @property
+    def learned(self) -> int:
+        """Number of trained dimensions of an embedding."""
+
+    @property
+    def pca_dim(self) -> int:
+        """Number of dimensions that are principal components."""
+
+    @property
+    def centered(self) -> bool:
+        """Whether an extractor ends with a centering layer."""
+
+    @property
+    def batch_size(self) -> int:
+        """Batch size."""
+
+
+def extractor(party: Party[Extraction], head: nn.Module | None = None) -> Extractor:
     """A party's extractor as its config describes it, with a head that stays at the party if the page needs one."""
     cfg = party.cfg
     return Extractor(party.context.build(), cfg.learned, cfg.centered, principal_components(party), head)
 
 
-def principal_components(party: Party[Any]) -> PrincipalComponents | None:
+def principal_components(party: Party[Extraction]) -> PrincipalComponents | None:
     """The principal components of a sample of the party's rows, if `pca_dim` > 0."""
     k = party.cfg.pca_dim
     return PrincipalComponents(sample_rows(party, PRINCIPAL_ROWS, "principal rows"), k) if k else None
@@ -112,18 +136,18 @@ def classifier(inputs: int, classes: int) -> nn.Sequential:
 # -- rows of a passive party ---------------------------------------------------------------------------------------
 
 
-def aligned_rows(party: Party[Any]) -> Tensor:
+def aligned_rows(party: Party[object]) -> Tensor:
     """Inputs (N_a, ...) of the aligned people, in the order that all parties share."""
     return party.data.every[: party.context.aligned]
 
 
-def aligned_batch(party: Party[Any], number: int, step: int) -> Tensor:
+def aligned_batch(party: Party[Extraction], number: int, step: int) -> Tensor:
     """Inputs (B, ...) of one step of pass `number` over the aligned rows: the same people at every party, without those
     that this party lacks."""
     return party.context.aligned_batch(number, step, size=party.cfg.batch_size)
 
 
-def held(party: Party[Any], number: int, step: int) -> Tensor:
+def held(party: Party[Extraction], number: int, step: int) -> Tensor:
     """(B,) bool, which rows of that batch the party has. A single one does not count: it has no batch statistics."""
     rows = batch_indices(party, number, step)
     present = party.data.present
@@ -132,7 +156,7 @@ def held(party: Party[Any], number: int, step: int) -> Tensor:
     return present[rows] & (present[rows].sum() > 1)
 
 
-def embed_batch(party: Party[Any], number: int, step: int) -> Tensor:
+def embed_batch(party: Party[Extraction], number: int, step: int) -> Tensor:
     """Forward to the cut: embeddings (B, d) of that batch, zeros for the rows that the party lacks."""
     here = held(party, number, step)
     if here.all():
@@ -143,7 +167,7 @@ def embed_batch(party: Party[Any], number: int, step: int) -> Tensor:
     return out
 
 
-def sample_rows(party: Party[Any], size: int, purpose: str, t: int = 0, *, aligned: bool = True) -> Tensor:
+def sample_rows(party: Party[object], size: int, purpose: str, t: int = 0, *, aligned: bool = True) -> Tensor:
     """At most `size` different rows (n, ...) for this purpose and round; without the aligned ones if not `aligned`."""
     rows, first = party.data, 0 if aligned else party.context.aligned
     if rows.present is not None:
@@ -154,7 +178,7 @@ def sample_rows(party: Party[Any], size: int, purpose: str, t: int = 0, *, align
     return rows.x(torch.from_numpy(which).to(party.context.device))
 
 
-def calibrate(party: Party[Any]) -> None:
+def calibrate(party: Party[Extraction]) -> None:
     """Measure the statistics of the centering on all rows of the party, with the extractor as it is."""
     if not party.cfg.centered:
         return
@@ -172,7 +196,7 @@ def calibrate(party: Party[Any]) -> None:
     }
 
 
-def embeddings(party: Party[Any], *, on: str) -> Tensor:
+def embeddings(party: Party[Extraction], *, on: str) -> Tensor:
     """Embeddings (n, ...) for a joint evaluation: of the test rows named `on`, or, if `on` is "aligned", of the aligned
     people as a pass sends them, with the centering of each batch."""
     if on != "aligned":
@@ -187,18 +211,18 @@ def embeddings(party: Party[Any], *, on: str) -> Tensor:
 # -- the active party: its labels and its classifier ---------------------------------------------------------------
 
 
-def steps_per_pass(active: Party[Any]) -> int:
+def steps_per_pass(active: Party[Extraction]) -> int:
     """Number of batches in a pass over the aligned rows."""
-    return math.ceil(active.context.aligned / int(active.cfg.batch_size))
+    return math.ceil(active.context.aligned / active.cfg.batch_size)
 
 
-def batch_indices(active: Party[Any], number: int, step: int) -> Tensor:
+def batch_indices(active: Party[Extraction], number: int, step: int) -> Tensor:
     """Indices (B,) of the aligned rows in a step of pass `number`: the same at every party."""
     context = active.context
     return aligned_plan(context.seed, number, context.aligned, active.cfg.batch_size)[step].to(context.device)
 
 
-def labels(active: Party[Any], rows: Tensor | None = None) -> Tensor:
+def labels(active: Party[object], rows: Tensor | None = None) -> Tensor:
     """Classes (B,) of these aligned rows, or of all of them (N_a,)."""
     context = active.context
     return active.data.y(torch.arange(context.aligned, device=context.device) if rows is None else rows)
@@ -280,7 +304,7 @@ class LogitSum(nn.Module):
         return x.sum(1) + self.bias
 
 
-def top_model(active: Party[Any], inputs: int) -> nn.Module:
+def top_model(active: Party[SplitConfig], inputs: int) -> nn.Module:
     """The network above the cut, with `inputs` inputs: embeddings (B, M, d) to logits (B, Z).
 
     Raises:
@@ -295,7 +319,9 @@ def top_model(active: Party[Any], inputs: int) -> nn.Module:
         return LogitSum(classes) if cfg.top_model == "sum" else nn.Sequential(nn.Flatten(), classifier(inputs, classes))
 
 
-def learn(active: Party[Any], parts: Mapping[int, Tensor], number: int, step: int) -> dict[int, dict[str, Tensor]]:
+def learn(
+    active: Party[Extraction], parts: Mapping[int, Tensor], number: int, step: int
+) -> dict[int, dict[str, Tensor]]:
     """One step of the active party; the gradient (B, d) of the loss in each party's embeddings."""
     sent, y = joint(parts).requires_grad_(), labels(active, batch_indices(active, number, step))
     active.note("loss", active.minimize(lambda: F.cross_entropy(active.model(sent), y)))
@@ -305,7 +331,7 @@ def learn(active: Party[Any], parts: Mapping[int, Tensor], number: int, step: in
 
 
 def passes(
-    fed: Federation, active: Party[Any], parties: Sequence[int], numbers: range, *, width: int, min_replies: int
+    fed: Federation, active: Party[Extraction], parties: Sequence[int], numbers: range, *, width: int, min_replies: int
 ) -> None:
     """Passes of split learning over the aligned rows.
 
@@ -326,7 +352,7 @@ def passes(
                 fed.call(parts, "update", shared=which, each=learn(active, parts, number, step), expect=None)
 
 
-def backward(party: Party[Any], *, number: int, step: int, cut: Tensor) -> None:
+def backward(party: Party[Extraction], *, number: int, step: int, cut: Tensor) -> None:
     """A party's step of split learning: along the gradient (B, d) of the loss by what it sent for this batch. Rows that
     it lacks do not count; if it lacks all, it makes no step."""
     here = held(party, number, step)
@@ -334,12 +360,7 @@ def backward(party: Party[Any], *, number: int, step: int, cut: Tensor) -> None:
         party.descend(aligned_batch(party, number, step), cut if here.all() else cut[here])
 
 
-def decide(active: Party[Any], contributions: Mapping[int, Tensor]) -> Tensor:
-    """Logits (n, Z) from the embeddings (n, d) of each party."""
-    return active.infer(joint(contributions))
-
-
-def exposed_gradients(active: Party[Any], contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
+def exposed_gradients(active: Party[SplitConfig], contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
     """The label-dependent messages that each party would receive: gradients (N_a, d) of the aligned rows at the current
     state, which does not change."""
     sent = joint(contributions).requires_grad_()

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError, did_you_mean
+from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
 from fedloom.data.options import DataOptions, Missing, OwnFile
@@ -18,6 +19,7 @@ from fedloom.data.roles import allowed, own_rows
 from fedloom.data.schema import read_columns
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import SETTINGS
+from fedloom.experiment.plan.settings.rows import unbounded
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint, local
@@ -60,11 +62,12 @@ class NodeData(FileSection):
     looks: int = Field(100, ge=0)
     """Limit of the scores of this file, over all runs and callers (rows)."""
     epsilon: float = Field(10.0, gt=0)
-    """Limit of ε of all private messages about this file, over all runs and callers; inf for none (rows)."""
+    """Limit of ε of all private messages about this file, over all runs and callers, while STATE is not replaced; inf
+    for none (rows)."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
     max_ids: int = Field(1_000_000, ge=1, le=MOST)
-    """Limit of the coordinator's ids in an alignment (rows): it learns of each whether it is here."""
+    """Limit of the coordinator's ids in one alignment (rows): it learns of each whether it is here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -265,6 +268,8 @@ def _violations(
         yield f"this node has no data {run.data.name!r}"
         return
     data, form = config.data[run.data.name], run.data.row_schema
+    if data.rows is not None and run.faults != Faults():
+        yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:
         options = data.own.options
         if others := [column.name for column in form.columns if not allowed(column.name, options)]:
@@ -276,6 +281,8 @@ def _violations(
                 f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} in the run; indicator "
                 "must be set in both or in neither, as it adds columns"
             )
+        if words := unbounded(run, cfg, data.public is not None):
+            yield words
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
     own = run.data.own or run.columns.private

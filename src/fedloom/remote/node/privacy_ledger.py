@@ -1,6 +1,7 @@
 """The privacy budget of a node's own rows: the ε that private messages about each file have spent, on disk.
 
-The record continues over runs, callers, methods and restarts, because all of them concern the same rows. A release is
+The record continues over runs, callers and methods, because all of them concern the same rows, and over restarts while
+the folder is not replaced by an older one. A release is
 recorded before it is made, so that one that is lost counts too. A reply that is repeated from the store is not released
 again and costs nothing.
 

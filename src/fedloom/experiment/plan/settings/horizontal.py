@@ -24,7 +24,7 @@ from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, 
 from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import Metric, RunPlan
-from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names
+from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names, unbounded
 from fedloom.experiment.run.evaluate import (
     CHANCE,
     call_all,
@@ -86,7 +86,9 @@ class Horizontal:
         graph = run.topology.graph(run.data.clients, run.seed)
         clients = run.data.clients
         if run.data.own:
-            data, own, public, tests = _private(run, files, at)
+            if words := unbounded(run, cfg, files.public is not None):
+                raise ConfigError(words)
+            data, own, public, tests = _private(run, files, at, cfg.promises)
         else:
             data, own, public, tests = _partitioned(run, files)
         if "public rows" in method.needs and run.data.own and files.public is None:
@@ -262,11 +264,11 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
+def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns are standardized by the public rows, or without them by each party's own training rows, which also fill the
-    missing numbers of the party's own rows.
+    Columns are standardized by the agreed scale, or else by the public rows, or else by each party's own training rows,
+    which also fill the missing numbers of the party's own rows.
 
     Raises:
         ConfigError: a required file is not named.
@@ -282,13 +284,16 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
     if own is None and (at is not None or run.data.server_rows):
         whose = "the server" if at is None else f"party {at}"
         raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
-    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner)
+    train, test = (
+        (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner, promises)
+    )
     fitted = public if len(public) else None if own is None else own.x[train]
     public_fill, shift, scale = (form if len(public) else own_form).scaling(fitted)
     if form.fill:
         public = np.where(np.isnan(public), public_fill, public)
     if own_form.fill and own is not None:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
+    public, own = form.cut(public), None if own is None else replace(own, x=form.cut(own.x))
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
     mine, tests = None, {}
     if own is not None:
@@ -337,14 +342,17 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
 
 
 def _held_out(
-    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile
+    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile, promises: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a party's training and test rows. The server trains on all its rows."""
+    """Indices of a party's training and test rows. The server trains on all its rows.
+
+    If the method `promises` a guarantee, labels do not count: one of them would move other rows between the two.
+    """
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
     held = hold_out(
-        own.y,
+        np.zeros_like(own.y) if promises else own.y,
         own.test,
         seed=run.seed if seed is None else seed,
         fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,

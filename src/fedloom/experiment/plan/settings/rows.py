@@ -1,7 +1,7 @@
 """Rows of a data set as clients hold them: read, divided and standardized, with checks of a file's owners."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,6 +85,19 @@ def basis(dataset: Dataset, shares: Split) -> str:
     if len(shares.public):
         return "the public rows"
     return BY_OWNER if dataset.owners else "all training rows, which no client could do alone"
+
+
+def unbounded(run: "RunConfig", cfg: Any, public: bool) -> str:
+    """What to set so that one row cannot move the scale of others, if a guarantee of the run needs it; else ""."""
+    form = run.data.row_schema
+    if form is None or form.kind == "image" or form.scale is not None or not cfg.promises:
+        return ""
+    if public and run.data.public_rows != 0:
+        return ""
+    return (
+        "differential privacy needs columns that no single row scales: set the agreed "
+        "data.row_schema.scale = { age = [mean, s.d.] }, or name a file of public rows"
+    )
 
 
 def owner_names(dataset: Dataset, shares: Split) -> tuple[str, ...]:

@@ -1,0 +1,147 @@
+"""Forest plots: our interval and the paper's effect for each claim of a paper, and an overview of all papers."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from fedloom.report import formatting as fmt
+from fedloom.report.page import Figure, Key
+from fedloom.report.styles import SeriesStyle
+from fedloom.report.svg import GRID, INK, PAPER, SERIES, SOFT, TEXT, VARIABLES, canvas, drawing, inline
+from fedloom_papers.claims import ClaimResult
+from fedloom_papers.verdicts import VERDICTS, Verdict
+
+WIDTH = 1080
+"""Of a figure in pixels."""
+LABEL, LINE, ROW = 84, 14, 12
+"""Characters of a line of a claim; pixels of a line, and between two claims."""
+REACH = 40.0
+"""Points at which the axis ends; intervals beyond are cut and end in an arrow."""
+STYLES: dict[Verdict, SeriesStyle] = {
+    "reproduced": SeriesStyle(SERIES[2], "circle", None),
+    "direction only": SeriesStyle(SERIES[5], "square", None),
+    "refuted": SeriesStyle(SERIES[1], "down", None),
+    "undecided": SeriesStyle(SERIES[4], "up", None),
+    "uninformative": SeriesStyle(SOFT, "circle", None, filled=False),
+}
+PRINTED = SeriesStyle(INK, "diamond", None, filled=False)
+LEGEND, LETTER = 30, 7
+"""Pixels of the legend above a figure in a file of its own, and of a letter in it at most."""
+LIGHT = {INK: "#1b1b1b", SOFT: "#666666", GRID: "#dddddd", PAPER: "#ffffff", **{color: color for color in SERIES}}
+"""Colors of a figure in a file of its own."""
+
+
+def can_be_drawn(claim: ClaimResult) -> bool:
+    """Whether a claim has a finite interval in percentage points."""
+    return claim.unit == "%" and claim.mean is not None and claim.ends is not None
+
+
+@drawing()
+def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup, tuple[Key, ...]]:
+    """Claims, each with its place, one per row: our interval, the paper's effect, and a sentence.
+
+    The claimed side is right; a claim of less is mirrored.
+    """
+    names = [f"{claim.text} ({claim.data})" if " for " in claim.data else claim.text for claim, _ in claims]
+    labels = [textwrap.wrap(f"{claims[i][1]}: {name}", LABEL) for i, name in enumerate(names)]
+    heights = [LINE * len(label) + ROW for label in labels]
+    centres = np.cumsum(heights) - np.array(heights) / 2
+    total = float(sum(heights))
+    signs = [-1.0 if claim.rule == "less" else 1.0 for claim, _ in claims]
+    values = [
+        sign * value
+        for (claim, _), sign in zip(claims, signs, strict=True)
+        for value in (*(claim.ends or ()), claim.mean, claim.printed)
+        if value is not None
+    ]
+    reach = min(REACH, 1.1 * max((abs(value) for value in values), default=1.0))
+    figure, axes = canvas(WIDTH, total + 68, left=6.3 * LABEL + 20, right=110, top=24, bottom=44)
+    for (claim, _), sign, label, y in zip(claims, signs, labels, centres, strict=True):
+        style, mean = STYLES[claim.verdict], sign * (claim.mean or 0.0)
+        low, high = sorted(sign * end for end in claim.ends or (mean, mean))
+        ends = np.clip([low, high], -reach, reach)
+        axes.hlines(y, *ends, color=style.color, linewidth=2.2, zorder=3, clip_on=False)
+        for end, cut, arrow in ((low, -reach, "<"), (high, reach, ">")):
+            if abs(end) > reach and np.sign(end) == np.sign(cut):
+                axes.plot([cut], [y], marker=arrow, color=style.color, markersize=7, clip_on=False, zorder=3)
+        if abs(mean) <= reach:
+            axes.plot([mean], [y], **style.options(9), zorder=5)
+        if claim.printed is not None:
+            axes.plot([np.clip(sign * claim.printed, -reach, reach)], [y], **PRINTED.options(9), zorder=4)
+        at = {
+            "xycoords": ("axes fraction", "data"),
+            "textcoords": "offset points",
+            "va": "center",
+            "fontsize": TEXT - 2,
+        }
+        for number, line in enumerate(label):
+            up = LINE * ((len(label) - 1) / 2 - number)
+            axes.annotate(line, (0, y), xytext=(-12, up), ha="right", color=INK, **at)
+        text = f"{claim.verdict}\n{claim.gate}" if claim.gate else claim.verdict
+        axes.annotate(text, (1, y), xytext=(12, 0), ha="left", ma="left", color=style.color, **at)
+    axes.axvline(0, color=SOFT, linewidth=1.2, zorder=2)
+    axes.set_xlim(-reach, reach)
+    axes.set_ylim(total, 0)
+    axes.set_yticks([])
+    axes.tick_params(labeltop=True)  # a plot may be several screens high
+    axes.set_xlabel("percentage points; the claimed side is right of zero")
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    shown = [verdict for verdict in VERDICTS if any(claim.verdict == verdict for claim, _ in claims)]
+    alt = "; ".join(f"{label[0]} {claim.found}" for (claim, _), label in zip(claims, labels, strict=True))
+    keys = (*(STYLES[verdict].key(verdict) for verdict in shown), PRINTED.key("the paper's effect"))
+    return inline(figure, slug, alt), keys
+
+
+@drawing()
+def overview(slug: str, counts: Mapping[str, Mapping[Verdict, int]]) -> Markup:
+    """The number of claims by verdict, one bar per paper."""
+    names = [*counts]
+    figure, axes = canvas(WIDTH, 60 + 54 * len(names), left=110, right=90, top=30, bottom=40)
+    for row, name in enumerate(names):
+        start = 0
+        for verdict in VERDICTS:
+            number = counts[name].get(verdict, 0)
+            if number:
+                style = STYLES[verdict]
+                axes.barh(row, number, left=start, height=0.7, color=style.color, edgecolor=PAPER, linewidth=1.5)
+                axes.text(start + number / 2, row, str(number), ha="center", va="center", color=PAPER, fontsize=TEXT)
+            start += number
+        informative = sum(counts[name].get(verdict, 0) for verdict in VERDICTS[:3])
+        text = f"{informative} of {start}\ninformative"
+        axes.annotate(
+            text, (start, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=TEXT - 2, color=SOFT
+        )
+    for place, verdict in enumerate(VERDICTS):
+        at = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points", "va": "bottom"}
+        axes.annotate(f"■ {verdict}", (place / len(VERDICTS), 1), color=STYLES[verdict].color, **at)
+    axes.set_yticks(range(len(names)), names, color=INK)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("claims")
+    texts = {name: fmt.together([f"{n} {v}" for v, n in each.items() if n]) for name, each in counts.items()}
+    alt = "; ".join(f"{name}: {text}" for name, text in texts.items())
+    return inline(figure, slug, alt)
+
+
+def file_of(figure: Figure) -> str:
+    """A figure as an SVG file of its own, in light colors, with its legend above it."""
+    text = str(figure.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
+    if figure.legend:
+        start, parts = 10, []
+        for key in figure.legend:
+            parts.append(str(key.sample).replace("<svg ", f'<svg x="{start}" y="{7 - LEGEND}" ', 1))
+            at = f'x="{start + 34}" y="{18 - LEGEND}" font-size="{TEXT:.0f}"'
+            parts.append(f'<text {at} fill="{VARIABLES[INK]}">{escape(key.text)}</text>')
+            start += 34 + LETTER * len(key.text) + 20
+        higher = r'viewBox="0 0 (\d+) (\d+)"([^>]*>)'
+        text = re.sub(
+            higher,
+            lambda found: f'viewBox="0 {-LEGEND} {found[1]} {int(found[2]) + LEGEND}"{found[3]}{"".join(parts)}',
+            text,
+            count=1,
+        )
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(variable, LIGHT.get(placeholder, "#888888"))
+    return f"{text}\n"

@@ -1,0 +1,1 @@
+"""Estimates of the time that a run takes."""
