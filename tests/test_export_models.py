@@ -324,8 +324,7 @@ def test_rows_that_do_not_fit(model: Path, tmp_path: Path) -> None:
         ({name: values for name, values in rows.items() if name != first}, "'mean radius' is missing"),
         ({name: [] for name in rows}, "At least one row"),
         (np.zeros((3, 30), np.float32), "rows of a table"),
-        (tmp_path / "none.csv", "cannot be read"),
-        (tmp_path / "rows.parquet", "is a Parquet file, but new rows must be a CSV file"),
+        (tmp_path / "none.csv", "is no file; name a CSV or Parquet file"),
     ]:
         with pytest.raises(DataError, match=text):
             loaded.predict(bad)

@@ -210,6 +210,10 @@ def test_identifiers_are_dropped_with_a_sentence_unless_named(name: str, values:
 
 @pytest.mark.parametrize("name", ["body_mass_index", "fluid", "COVID", "key_rate", "grid"])
 def test_features_are_no_identifiers(name: str) -> None:
+    found, _ = interpret(
+        patients(w_phone=[0, 1] * (N // 2), has_id=[True, False] * (N // 2)), DataOptions(label="disease")
+    )
+    assert {"w_phone", "has_id"} <= found.table.columns.keys()
     found, _ = interpret(patients(**{name: np.random.default_rng(2).normal(size=N)}), DataOptions(label="disease"))
     assert name in found.table.columns
 
@@ -227,7 +231,7 @@ def test_free_text_is_refused_or_hashed() -> None:
     np.testing.assert_allclose(np.linalg.norm(data.x[:, 3:], axis=1), 1, rtol=1e-5)
     assert read_data(patients(notes=notes), label="disease", drop=["not*", "hosp*"]).x.shape == (N, 3)
     again = TableEncoder.from_dict(data.recipe)
-    assert isinstance(again.columns[-1], HashedText) and again.to_dict() == data.recipe
+    assert isinstance(again.columns[-1], HashedText) and again.to_dict().items() <= data.recipe.items()
 
 
 def test_a_saved_recipe_encodes_new_rows() -> None:
@@ -259,8 +263,8 @@ def test_a_saved_recipe_encodes_new_rows() -> None:
         ({"part": ["train", "tset"] * 30}, {"label": "sex", "test": "part"}, "but has 'tset'"),
         ({"part": ["test"] * N}, {"label": "sex", "test": "part"}, "60 test rows of 60; both parts need rows"),
         ({"v": ["1", "2", "x"] + ["3"] * 57}, {"label": "sex"}, "'v' has numbers, but 1 of its 60 values are not"),
-        ({"v": [str(row % 55) for row in range(N)]}, {"label": "sex"}, "'v' .55 different numbers as text"),
-        ({"v": [[1, 2]] * N}, {"label": "sex"}, "'v' must have one value for each row"),
+        ({"v": [[1, 2]] * N}, {"label": "sex"}, "'v' holds several values in a row"),
+        ({"v": np.ones((N, 2))}, {"label": "sex"}, "'v' must have one value for each row"),
         ({7: ["a"] * N, "7": ["b"] * N}, {"label": "sex"}, "'7' repeats; rename all but one"),
     ],
 )

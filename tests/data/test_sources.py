@@ -290,7 +290,7 @@ def bad_parquets(hf: Any) -> dict[str, tuple[dict[str, Any], dict[str, list[Any]
         "lists": (
             {"v": hf.Sequence(number), "label": number},
             {"v": [[1, 2], [3, 4]], "label": [0, 1]},
-            "'v' has other values",
+            "'v' holds several values",
         ),
         "decimals": (
             {"v": number, "label": hf.Value("float64")},
@@ -536,11 +536,11 @@ def test_a_parquet_file_is_read_as_datasets_reads_it(hf: Any, tmp_path: Path, mo
         pic=[png(pixels) for pixels in pictures((4, 5), 3)],
     )
     mine = hub.read_content(tmp_path / "one.parquet", "one")
-    write(hf, tmp_path / "odd.parquet", hf.Features({"a": hf.Value("date32")}), a=[None])
+    write(hf, tmp_path / "odd.parquet", hf.Features({"a": hf.Array2D((1, 1), "int8")}), a=[[[1]]])
     assert hub._read_parquet_file(tmp_path / "odd.parquet", "odd") is None
     monkeypatch.setattr(hub, "_read_parquet_file", lambda *_: None)
     theirs = hub.read_content(tmp_path / "one.parquet", "one")
     assert [*mine.columns] == [*theirs.columns] and mine.named == theirs.named == {"kind": ["b", "a"]}
     assert mine.images is not None and theirs.images is not None and [*mine.images] == [*theirs.images]
     for column in mine.columns:
-        np.testing.assert_array_equal(mine.values(column), theirs.values(column), strict=True)
+        np.testing.assert_array_equal(mine.columns[column].values, theirs.columns[column].values, strict=True)
