@@ -1,5 +1,7 @@
 """Metrics as values, and their text in files."""
 
+from typing import Any
+
 import pytest
 
 from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric, parse, prepared
@@ -38,11 +40,24 @@ def test_lower_is_better_of_losses_and_errors_alone() -> None:
 
 
 def test_a_comparison_keeps_the_text_of_its_metrics() -> None:
-    over = {"mean": 0.5, "std_over_seeds": None, "std_over_clients": 0.0}
-    method = {"name": "a", "method": "a", "preset": "p", "seeds": [0], "accuracy": over, "own_accuracy": None}
+    over: dict[str, Any] = {"mean": 0.5, "std_over_seeds": None, "std_over_clients": 0.0}
+    method: dict[str, Any] = {
+        "name": "a",
+        "method": "a",
+        "preset": "p",
+        "seeds": [0],
+        "accuracy": over,
+        "own_accuracy": None,
+    }
     method |= {"eval_modes": {"tuned training": over}, "scores": {"auc": over}, "chance": 0.1, "own_chance": None}
     method |= {"bytes": {"up": 0, "down": 0, "across": 0}, "seconds": 0.0, "failures": 0}
-    content = {"title": "", "reference": "a", "methods": [method], "metric": "own accuracy tuned", "differences": []}
+    content: dict[str, Any] = {
+        "title": "",
+        "reference": "a",
+        "methods": [method],
+        "metric": "own accuracy tuned",
+        "differences": [],
+    }
     content |= {"further": {"accuracy": []}, "lower_is_better": ["log loss"], "runs": []}
     found = Comparison(**content)
     assert (
