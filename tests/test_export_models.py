@@ -59,8 +59,9 @@ def write_rows(path: Path, count: int = 30) -> RawTable:
     assert isinstance(table, RawTable)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["patient", *reversed(table.columns)])
-        rows = zip(*(values[:count].tolist() for values in reversed(table.columns.values())), strict=True)
+        columns = dict(reversed([*table.columns.items()]))
+        writer.writerow(["patient", *columns])
+        rows = zip(*(values[:count].tolist() for values in columns.values()), strict=True)
         writer.writerows([f"p{n}", *row] for n, row in enumerate(rows))
     return table
 
@@ -146,7 +147,7 @@ def test_images(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 2, "partition": "iid"}
     trained(tmp_path / "run", "fedavg", data=data, models={"pool": ["resnet8"], "norm": "batch"}, rounds=1)
     folder = export(tmp_path / "run").folder / "client-1"
-    whole = load_raw("digits").x[:4]  # type: ignore[union-attr]
+    whole = load_raw("digits").x[:4]
     loaded = load_model(folder)
     expected = loaded.predict(whole)
     for n, pixels in enumerate(whole):
@@ -316,14 +317,14 @@ def test_rows_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     table = write_rows(tmp_path / "new.csv")
     rows = {name: values[:3].tolist() for name, values in table.columns.items()}
     first = next(iter(rows))
+    bad: Any
     for bad, text in [
         ({**rows, first: ["1", "two", "3"]}, "a finite number"),
         ({**rows, first: [1]}, "same number of rows"),
         ({name: values for name, values in rows.items() if name != first}, "'mean radius' is missing"),
         ({name: [] for name in rows}, "At least one row"),
         (np.zeros((3, 30), np.float32), "rows of a table"),
-        (tmp_path / "none.csv", "cannot be read"),
-        (tmp_path / "rows.parquet", "is a Parquet file, but new rows must be a CSV file"),
+        (tmp_path / "none.csv", "is no file; name a CSV or Parquet file"),
     ]:
         with pytest.raises(DataError, match=text):
             loaded.predict(bad)

@@ -14,14 +14,14 @@ from fedloom.api import execute
 from fedloom.core import fixed_point
 from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded, totaled
-from fedloom.core.message import Shape, floats
+from fedloom.core.message import Shape, Template, floats
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import find, registry
 from fedloom.methods.vertical import proto_evfl
 from tests.methods.columns import Columns
 from tests.toy import Toy, common, contexts
 
-LIKE = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
+LIKE: Template = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
 
 
 def reply(seed: int, rows: int, scale: float = 1.0) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def reply(seed: int, rows: int, scale: float = 1.0) -> dict[str, Any]:
 def test_the_mean_is_that_of_rounded_numbers_to_the_bit() -> None:
     replies, rows = [reply(k, 10 + k) for k in range(5)], [10 + k for k in range(5)]
     xs = [encoded(r, "rows", 5) for r in replies]
+    mean: Any
+    again: Any
     whole, mean = decoded(sum(xs[1:], xs[0]), LIKE, "rows")
     other, again = decoded(sum(xs[-2::-1], xs[-1]), LIKE, "rows")
     assert whole == other == sum(rows) and torch.equal(mean["weights"]["a"], again["weights"]["a"])
@@ -49,6 +51,7 @@ def test_no_sum_leaves_the_ring() -> None:
         "weights": {"a": torch.full((2, 3), -3e38), "b": torch.tensor(3e38)},
         "rows": torch.tensor(MOST_WEIGHT // 2),
     }
+    mean: Any
     x = encoded(huge, "rows", 2)
     whole, mean = decoded(x + x, LIKE, "rows")
     assert whole == MOST_WEIGHT and mean["weights"]["a"].eq(-LARGEST).all()
@@ -90,7 +93,7 @@ def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
 
 
 def test_every_engine_gives_the_bits_of_the_loop_also_with_failures() -> None:
-    faults = {"faults": {"dropout": 0.15, "nan": 0.1}}
+    faults: dict[str, Any] = {"faults": {"dropout": 0.15, "nan": 0.1}}
     results = {engine: run(engine, **faults) for engine in ("local", "isolated", "batched")}
     local = results["local"].summary
     assert local["failures"] > 0

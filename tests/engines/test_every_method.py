@@ -136,13 +136,14 @@ def beside_another_run(run: RunConfig) -> dict[str, Any]:
     other = run.model_copy(update={"seed": run.seed + 1, "params": {**run.params, **params}})
 
     def work(run_plan: RunPlan) -> Callable[[Lane[Any]], dict[str, Any]]:
-        own = {"seed": run_plan.run.seed, "faults": run_plan.run.faults}
+        own: dict[str, Any] = {"seed": run_plan.run.seed, "faults": run_plan.run.faults}
         return lambda lane: measured(run_plan, LockstepEngine((make() for make in run_plan.clients), lane, **own))
 
     first, second = in_lockstep([work(build(one)) for one in (run, other)])
-    for outcome in (first, second):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    if isinstance(second, BaseException):
+        raise second
+    if isinstance(first, BaseException):
+        raise first
     return first
 
 
@@ -173,7 +174,7 @@ def measured(run_plan: RunPlan, engine: Engine) -> dict[str, Any]:
 
 def answered(run_plan: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
     """What an evaluation sees: all parties' answers in each mode, or the active party's decision from all of them."""
-    active = run_plan.server
+    active: Any = run_plan.server
     broadcast = active.broadcast() if active else {}
     looks: list[tuple[str, dict[str, Any]]]
     if run_plan.method.setting == "vertical":
@@ -184,7 +185,7 @@ def answered(run_plan: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
             for eval_mode in run_plan.cfg.eval_modes
         ]
         looks = [("predictions", {"on": "test", "broadcast": broadcast}), *looks]
-    found = [reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)]
+    found: list[Any] = [reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)]
     if active and run_plan.method.setting == "vertical":
         parts = dict(zip(there.ids, there.call(there.ids, "contribution", {"on": "test"}, None, None), strict=True))
         logits = active.decide(parts)

@@ -129,7 +129,7 @@ class BatchCache:
         self._held: dict[Any, tuple[weakref.ref[Any], Any]] = {}
 
     def get(self, owner: object, key: Any, make: Callable[[], Kept]) -> Kept:
-        """The cached value for this owner and key, or else that of `make`. It must not be changed in place."""
+        """The cached value for this owner and key, or else the value of `make`. It must not be changed in place."""
         key = (id(owner), key)
         cached_for, value = self._held.pop(key, (None, None))
         if value is not None:

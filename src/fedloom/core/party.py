@@ -115,8 +115,9 @@ class Party(Generic[ConfigT_co]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or those of `x` if the
-        config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as those of a black box.
+        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or the statistics
+        of `x` if the config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as a black
+        box's.
         """
         return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
@@ -319,7 +320,7 @@ class Party(Generic[ConfigT_co]):
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
-        differ from those of this party."""
+        differ from this party's."""
         if tuple(state) != self.state_names:
             raise StateError(
                 f"{type(self).__name__} has the state {self.state_names}, but the state to load has {tuple(state)}: "

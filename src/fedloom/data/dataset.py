@@ -53,6 +53,8 @@ class Dataset:
     words: tuple[tuple[str, ...], ...] = ()
     """For each column of a table as it was read, the words of a category, whose values are 0, 1, …; () for numbers.
     Empty for encoded columns."""
+    offset: np.ndarray | None = None
+    """(F,) float64: what was subtracted from each column of x, so that float32 tells its numbers apart; None for 0."""
     ready: bool = False
     """Whether rows are inputs of networks as they are, so that they are not standardized."""
 

@@ -208,13 +208,19 @@ def _inputs(plan: RunPlan, data: Dataset, i: int) -> ModelInputs:
         if len(fits) > 1 and data.groups is not None and plan.data.split is not None:
             owner = int(data.groups[plan.data.split.shards[i][0]])
         fill, shift, scale = fits[owner]
+    offset = getattr(data, "offset", None)
+    if offset is not None:
+        shift = shift.astype(np.float64) + offset
+        fill = fill.astype(np.float64) + offset if len(fill) else fill
     columns: list[dict[str, Any]] = []
+    recipe: Mapping[str, Any] = getattr(data, "recipe", {})
     if data.kind == "table":
-        columns = list(getattr(data, "recipe", {}).get("columns", ())) or _columns(plan)
+        columns = list(recipe.get("columns", ())) or _columns(plan)
     return ModelInputs(
         kind=data.kind,
         shape=data.input_shape,
         columns=tuple(columns),
+        **{key: recipe[key] for key in ("missing_words", "decimal") if key in recipe},
         fill=tuple(map(float, np.nan_to_num(fill))),
         mean=tuple(map(float, shift)),
         scale=tuple(map(float, scale)),

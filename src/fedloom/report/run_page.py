@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedloom.experiment.run.metrics import GLOBAL, TRAINING, shown_metrics
+from fedloom.experiment.run.metrics import GLOBAL, shown_metrics
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import unseen, vertical
@@ -80,12 +80,12 @@ def lead(run: Run) -> str:
 
 def _adapted_lead(s: RunSummary, length: str) -> str:
     """The result of clients with an evaluation mode, on their own class mix if they have own test rows."""
-    eval_mode = next(iter(s.eval_modes))
+    metric, over = next(iter(s.eval_modes.items()))
+    eval_mode = metric.eval_mode
     rows = f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
     after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode
-    over = s.eval_modes[eval_mode]
     if s.unseen:
-        training = s.eval_modes[eval_mode + TRAINING]
+        training = s.eval_modes[metric.training]
         return (
             f"{rows}, {fmt.times(len(over.per_client), 'unseen client')} reached {fmt.spread(over.mean, over.std)} "
             f"{after}, {fmt.times(len(training.per_client), 'training client')} "
