@@ -106,7 +106,7 @@ def run_of(name: str, norm: str) -> RunConfig:
     if "one network" in method.needs:
         values["models"]["pool"], values["data"] = ONE_NETWORK, {**WORLD["data"], "test_fraction": FEW_ROWS}
     if method.family == "tables":  # a round is many calls, all of which must succeed
-        few: dict[str, Any] = {"depth": 3, "bins": 8, **({"mix": 2} if method.fixed else {})}
+        few: dict[str, float] = {"depth": 3, "bins": 8, **({"mix": 2} if method.fixed else {})}
         few = {"l2": 1.0} if name == "fedglm" else few
         values |= {"faults": {"dropout": 0.01}, "params": {**small(method), **few}}
     if method.family == "meta" or "warm_start" in method.fixed:
