@@ -13,6 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.section import Section, validated
 from fedloom.experiment.config.sections import ChurnConfig, ColumnsConfig, TopologyConfig
@@ -119,6 +120,7 @@ class RunConfig(Section):
     pretrained: PretrainedConfig = PretrainedConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
+    aggregate: AggregateConfig = AggregateConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     faults: Faults = Faults()
@@ -168,6 +170,8 @@ class RunConfig(Section):
                 f"{method.name} needs at least {method.min_clients} clients in a round, not "
                 f"{cfg.participants(self.data.training)}: increase data.clients or params.clients_per_round"
             )
+        others = self.aggregate.secure and method.setting == "vertical"  # the active party's own columns take no part
+        check_aggregate(self.aggregate, method, cfg, cfg.participants(self.data.training) - others)
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_statistics, warn_of_refits
+from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_groups, check_statistics, warn_of_refits
 from fedloom.experiment.plan.pretrained import PretrainedConfig, server_pretrained
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan, Setting
@@ -56,7 +56,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         if own and files is None:
             raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
     files = files or PrivateData()
-    plan = with_secret(setting.build(run, method, cfg, rounds, files), secret)
+    plan = with_aggregator(with_secret(setting.build(run, method, cfg, rounds, files), secret))
     plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
     data = plan.data.dataset
     own_model = (
@@ -66,6 +66,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     )
     warn_of_refits(plan)
     check_feature_dims(plan)
+    check_groups(plan)
     check_statistics(plan)
     if own_model is not None:
         clients = plan.contexts
@@ -83,6 +84,13 @@ def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
         return plan
     contexts = [replace(context, secret=secret) for context in plan.contexts]
     return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
+
+
+def with_aggregator(plan: RunPlan) -> RunPlan:
+    """The plan in which all parties know how the run takes means."""
+    how = plan.run.aggregate.aggregator()
+    contexts = [replace(context, aggregator=how) for context in plan.contexts]
+    return replace(plan, server_context=replace(plan.server_context, aggregator=how), contexts=contexts)
 
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:

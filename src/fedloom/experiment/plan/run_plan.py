@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
 from fedloom.core.engine import Engine, names
 from fedloom.core.graphs import Graph
@@ -19,6 +20,7 @@ from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.result import Final
 from fedloom.protect.leaks import Leak
+from fedloom.protect.noise import Draws
 
 Measured = tuple[str, float, str]
 """A metric's name, its value, and its party; "" for the whole federation."""
@@ -126,6 +128,16 @@ class RunPlan:
     def clients(self) -> list[partial[Party[Any]]]:
         """For each client, a function that builds it."""
         return [partial(self.method.party_at(context), self.cfg, context) for context in self.contexts]
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """How the run takes means at its server, with the server's noise."""
+        server = self.server_context
+
+        def draws(key: Sequence[int]) -> Draws:
+            return Draws(None if server.secret is not None else server.stream("dp-fedavg", *key))
+
+        return self.run.aggregate.aggregator(draws)
 
     @cached_property
     def param_shapes(self) -> Mapping[str, Tensor]:

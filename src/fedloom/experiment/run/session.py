@@ -28,7 +28,7 @@ from fedloom.experiment.run.engine import account
 from fedloom.experiment.run.evaluate import RESERVED, PartiesMissing
 from fedloom.experiment.run.live import Live, Stopped
 from fedloom.experiment.run.mistakes import check_replies, warnings
-from fedloom.experiment.run.privacy import privacy_notes
+from fedloom.experiment.run.privacy import CONTRIBUTIONS, privacy_notes
 from fedloom.experiment.run.record import Record, environment, refuse_extension, write_json
 from fedloom.experiment.run.summary import partition, summarize, traffic
 from fedloom.experiment.run.trained import TrainedModels
@@ -109,6 +109,8 @@ class Session:
             graph=graph,
             param_shapes=plan.param_shapes,
             colocated=plan.colocated,
+            aggregator=plan.aggregator,
+            means=plan.method.client.MEANS,
         )
         self.record = Record()
         self.done = 0
@@ -278,7 +280,7 @@ class Session:
     def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
         """Record the notes of this round: the server's, means over clients, each client's on privacy, and mixing
         weights."""
-        privacy = privacy_notes(self.plan.cfg)
+        privacy = privacy_notes(self.plan)
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list) and name not in privacy:
@@ -299,6 +301,9 @@ class Session:
                     self.record.mix(round, self.engine.name(party), value)
         for name, values in values_by_note.items():
             self.record.add_metric(round, iteration, stage, name, float(np.mean(values)))
+        if self.plan.run.aggregate.noise is not None:
+            for party, means in sorted(self.fed.contributions.items()):
+                self.record.add_metric(round, iteration, stage, CONTRIBUTIONS, means, self.engine.name(party))
 
     def _warn_ignored(self, note: str, party: int) -> None:
         """Warn once per party that a note is ignored."""

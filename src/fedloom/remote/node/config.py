@@ -265,7 +265,7 @@ def _violations(
     batch = getattr(cfg, "batch_size", None)
     if isinstance(batch, int) and batch < config.min_batch_size:
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
-    yield from policy.violations(method.name, cfg)
+    yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
