@@ -13,9 +13,9 @@ from fedloom.core.optim import SGD, Adam, Optimizer, Rate
 from fedloom.core.party import LearnedTable, Party
 
 __all__ = [
-    "BATCH_CACHE", "SGD", "Adam", "Aggregator", "BlackBoxModel", "ClientContext", "Combined", "ConfigError",
-    "CrossFit", "Federation", "Guarantee", "Kinds", "LearnedTable", "MessageError", "Method",
-    "MethodConfig", "MethodError", "ModelError", "Network", "NotReady", "Optimizer", "Party", "Rate", "Shape",
-    "Template", "Tree", "aligned_plan", "cap_rows", "check_finite", "epoch_plan", "floats", "kl", "kl_gradient", "map_tensors",
-    "reverse_kl_gradient", "sample_plan", "weighted_mean",
+    "BATCH_CACHE", "SGD", "Adam", "Aggregator", "BlackBoxModel", "ClientContext", "Combined", "ConfigError", "CrossFit",
+    "Federation", "Guarantee", "Kinds", "LearnedTable", "MessageError", "Method", "MethodConfig", "MethodError",
+    "ModelError", "Network", "NotReady", "Optimizer", "Party", "Rate", "Shape", "Template", "Tree", "aligned_plan",
+    "cap_rows", "check_finite", "epoch_plan", "floats", "kl", "kl_gradient", "map_tensors", "reverse_kl_gradient",
+    "sample_plan", "weighted_mean",
 ]  # fmt: skip
