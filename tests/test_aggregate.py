@@ -50,8 +50,8 @@ def test_an_example_of_forty_lines_has_every_way_of_a_mean_on_every_engine() -> 
 
 
 def test_the_example_withstands_a_liar_by_the_run_s_rule() -> None:
-    even = {"rounds": 6, "data": {**SMALL["data"], "partition": "iid"}}
-    liar = {**even, "faults": {"liars": [1], "lie": "huge"}}
+    even: dict[str, Any] = {"rounds": 6, "data": {**SMALL["data"], "partition": "iid"}}
+    liar: dict[str, Any] = {**even, "faults": {"liars": [1], "lie": "huge"}}
     right = ran("mean", **even)["accuracy"]["mean"]
     assert ran("mean", **liar)["accuracy"]["mean"] < right - 0.3
     assert abs(ran("median", **liar)["accuracy"]["mean"] - right) < 0.1

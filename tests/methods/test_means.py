@@ -36,11 +36,11 @@ SMALL: dict[str, dict[str, Any]] = {
 NAMES = [name for name, method in registry().items() if method.client.MEANS and method.configure().exchanges]
 
 
-def after(name: str, how: Aggregator, **engine: bool) -> dict[str, torch.Tensor]:
+def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
     """All tensors of everybody's state after a round; of FENS and FD after two, which use means late."""
     method, params = registry()[name], SMALL.get(name, {})
     if method.setting == "vertical":
-        make = {"make": whole} if name == "fedhssl" else {}
+        make: dict[str, Any] = {"make": whole} if name == "fedhssl" else {}
         states = Columns(method, 5, means=how, **make, **params, **engine).run(1).states()
         return {k: x for k, x in states.items() if isinstance(x, torch.Tensor)}
     places = contexts(6, make=common)

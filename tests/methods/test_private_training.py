@@ -59,7 +59,7 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
 
 
 def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_descent() -> None:
-    dp = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
+    dp: dict[str, Any] = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
     plain, noisy = (
         Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, **more}).run(2) for more in ({}, {"dp": dp})
     )  # both take one step on all rows; the plain one repeats some to fill its batch, so it is done by hand
@@ -76,11 +76,11 @@ def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_desce
 @pytest.mark.parametrize("unit", ["rows", "clients"])
 @pytest.mark.parametrize("personal_head", [False, True])
 def test_all_engines_give_the_same_bits_and_noise_changes_them(unit: str, personal_head: bool) -> None:
-    by = {"dp": BY_ROWS} if unit == "rows" else {"means": noisy(0.5)}
-    more = {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
-    given = {**SMALL, "personal_head": personal_head, **by}
+    by: dict[str, Any] = {"dp": BY_ROWS} if unit == "rows" else {"means": noisy(0.5)}
+    more: dict[str, Any] = {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
+    given: dict[str, Any] = {**SMALL, "personal_head": personal_head, **by}
     loop, isolated, batched = (
-        Toy(FEDAVG, 3, **given, **how).run(2) for how in ({}, {"isolated": True}, {"batched": True})
+        Toy(FEDAVG, 3, isolated=i, batched=b, **given).run(2) for i, b in ((False, False), (True, False), (False, True))
     )
     found = loop.tensors()
     for other in (isolated, batched):
@@ -135,8 +135,8 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     sent = alone.party(1).give(t=0)["weights"]
     assert {*sent} == {*client.params} and all(torch.equal(w, client.params[k]) for k, w in sent.items())
     loop, isolated, plain = (
-        Toy(gossip, client_contexts=places, **{**given, **more}, **how).run(2).tensors()
-        for more, how in (({"dp": BY_ROWS}, {}), ({"dp": BY_ROWS}, {"isolated": True}), ({}, {}))
+        Toy(gossip, client_contexts=places, isolated=apart, **{**given, **more}).run(2).tensors()
+        for more, apart in (({"dp": BY_ROWS}, False), ({"dp": BY_ROWS}, True), ({}, False))
     )
     assert all(torch.equal(x, isolated[k]) for k, x in loop.items())
     assert any(not torch.equal(x, plain[k]) for k, x in loop.items())
@@ -229,7 +229,7 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
         flat = torch.cat([g.flatten(1) for g in each.values()], 1)
         return (flat * (0.1 / flat.norm(dim=1).clamp_min(0.1))[:, None]).mean(0)
 
-    dp = {"target": "phi", "clip": 0.1}
+    dp: dict[str, Any] = {"target": "phi", "clip": 0.1}
     other = changed(data, 4, far, 0)
     moved = {head: float((proxy(data, dp, head) - proxy(other, dp, head)).norm()) for head in ("initial", "own")}
     bound = 2 * 0.1 / 20

@@ -85,7 +85,7 @@ def told(toy: Toy) -> dict[str, Tensor]:
         found.update({f"{count} {method} {k}": x.detach().clone() for k, x in floats.items()})
         return call(parties, method, shared, each, number)
 
-    toy.engine.call = recorded  # type: ignore[method-assign]
+    toy.engine.call = recorded
     toy.run(2)
     return found
 
@@ -168,7 +168,7 @@ def test_with_a_rule_a_claim_of_rows_does_not_count() -> None:
     def rows(rule: str) -> int:
         federation = toy("augfl", rule, n=5)
         claims = [20, 30, 10**15, 40, 50]
-        federation.server.count({i: torch.tensor(n) for i, n in enumerate(claims)})  # type: ignore[union-attr]
+        federation.server.count({i: torch.tensor(n) for i, n in enumerate(claims)})
         heard: list[int] = []
         call = federation.engine.call
 
@@ -176,7 +176,7 @@ def test_with_a_rule_a_claim_of_rows_does_not_count() -> None:
             heard.append(shared.get("rows", -1))
             return call(ids, method, shared, *more)
 
-        federation.engine.call = listen  # type: ignore[method-assign]
+        federation.engine.call = listen
         federation.run(1)
         return heard[-1]
 
@@ -241,7 +241,7 @@ def test_a_peer_that_hears_too_few_keeps_its_own_model() -> None:
     gossip = methods.find("gossip")
     alone = Toy(methods.find("alone"), 5).run(1).tensors()
     silent = Toy(gossip, 5, means=by("median"))
-    silent.fed.exchange = lambda links, **options: None  # type: ignore[method-assign]
+    silent.fed.exchange = lambda links, **options: None
     assert all(torch.equal(alone[k], v) for k, v in silent.run(1).tensors().items())
     party = Toy(gossip, 5, means=by("median")).party(0)
     own = {k: v.clone() for k, v in party.params.items()}
@@ -334,7 +334,7 @@ def test_the_mean_top_of_fedhssl_withstands_f_liars_and_no_more() -> None:
 def test_a_round_of_fedhssl_withstands_a_liar() -> None:
     def largest(rule: str, liars: tuple[int, ...]) -> float:
         faults = Faults(liars=liars, lie="huge")
-        few = {"steps": 2, "epochs": 1, "pretrain_rounds": 1, "projection_dim": 8}
+        few: dict[str, Any] = {"steps": 2, "epochs": 1, "pretrain_rounds": 1, "projection_dim": 8}
         toy = Columns(methods.find("fedhssl"), 5, make=whole, faults=faults, means=by(rule), **few).run(1)
         return max(float(x.abs().max()) for k, x in toy.party(0).params.items() if k.startswith(fedhssl.TOP))
 

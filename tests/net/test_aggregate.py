@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    change = {"methods": ["fedprox", "fedavg"], "pages": [FEDPROX]}
+    change = {"methods": ["fedprox", "fedavg"], "pages": [FEDPROX], "min_sum": 3}
     with federation(tmp_path_factory.mktemp("three"), 3, lambda _: change) as (path, _):
         yield path
 

@@ -67,6 +67,9 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
     if err.is_terminal:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])

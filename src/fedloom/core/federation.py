@@ -17,7 +17,7 @@ from fedloom.core.aggregate import MEAN, Aggregator, Combined, Kinds, Weights
 from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
-from fedloom.core.fixed_point import LEAST, decoded, size, threshold
+from fedloom.core.fixed_point import LEAST, decoded, encoded, size, threshold, totaled
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -34,6 +34,19 @@ class CallFailure:
     kind: str
     reason: str
     trace: str = ""
+
+
+@dataclass(frozen=True)
+class Total:
+    """The result of `Federation.total`.
+
+    Attributes:
+        value: the sum of the replies, a tree of int64 tensors.
+        ids: the parties whose replies are part of it.
+    """
+
+    value: Any
+    ids: tuple[int, ...]
 
 
 class Federation:
@@ -234,10 +247,11 @@ class Federation:
         are left out."""
         self._check_listed(method)
         group = {i: g for g, ids in groups.items() for i in ids}
-        own = {i: each[g] for i, g in group.items()} if each else None
-        if self.aggregator.secure:
-            sums = {g: self._sum(ids, method, expect[g], shared, own, weight) for g, ids in groups.items()}
+        if self.aggregator.secure:  # each group's arguments are the same for all of its parties
+            common = {g: {**(shared or {}), **(each or {}).get(g, {})} for g in groups}
+            sums = {g: self._sum(ids, method, expect[g], common[g], None, weight) for g, ids in groups.items()}
             return {g: mean for g, mean in sums.items() if mean is not None}
+        own = {i: each[g] for i, g in group.items()} if each else None
         expects = {i: expect[g] for i, g in group.items()}
         replies = self._call(sorted(group), method, shared, own, object, expects, _weighted(weight, None))
         found = {}
@@ -323,6 +337,39 @@ class Federation:
             return None
         whole, mean = decoded(total, expect, weight)
         return Combined(mean, whole, tuple(valid))
+
+    def total(
+        self,
+        parties: Iterable[int],
+        method: str,
+        *,
+        expect: Template,
+        shared: Mapping[str, Any] | None = None,
+        each: Mapping[int, Mapping[str, Any]] | None = None,
+        min_replies: int = 1,
+    ) -> Total | None:
+        """One message to each party, and the exact sum of their replies, modulo 2^64.
+
+        Args:
+            parties: their ids.
+            method: the name of the method that the message calls.
+            expect: the template of a valid reply: tensors of int64 with every dimension known.
+            shared, each: as in `call`.
+            min_replies: the least number of replies that the step needs.
+
+        Returns:
+            None if fewer than `min_replies` were left.
+
+        Raises:
+            MethodError: as in `call`.
+        """
+        replies = self.call(
+            parties, method, shared=shared, each=each, expect=expect, min_replies=max(1, min_replies)
+        )  # fmt: skip
+        if not replies:
+            return None
+        first, *others = (encoded(reply, None, len(replies)) for reply in replies.values())
+        return Total(totaled(sum(others, first), expect), tuple(replies))
 
     def exchange(
         self,

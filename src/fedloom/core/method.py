@@ -28,6 +28,7 @@ Need: TypeAlias = Literal[
     "pretrained server model",
     "pretrained encoder",
     "pooled rows",
+    "raw rows",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -51,6 +52,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "pretrained encoder": (
         "horizontal",
         "The server has a pretrained model, and clients build its architecture to receive its weights.",
+    ),
+    "raw rows": (
+        "horizontal",
+        "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
 }

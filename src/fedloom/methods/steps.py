@@ -27,7 +27,7 @@ from fedloom.methods.settings import Adaptation, LocalSGD
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
 TUNING = 2**32 - 1
-"""The last epoch number of fine-tuning, far from those of training, so that no shuffle is shared."""
+"""The last epoch number of fine-tuning, far from the numbers of training, so that no shuffle is shared."""
 
 Epoch: TypeAlias = tuple[int, Sequence[str] | None]
 """The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
@@ -87,7 +87,7 @@ def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]:
-    """Names of the weights that clients share: all, or all but those of the module `head`.
+    """Names of the weights that clients share: all, or all but the weights of the module `head`.
 
     Raises:
         ModelError: `personal_head` needs a network with a body and a head.

@@ -17,11 +17,12 @@ from fedloom.core.party import Party
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.assignment import DataAssignment
 from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.result import Final
 from fedloom.protect.leaks import Leak
 from fedloom.protect.noise import Draws
 
-Metric = tuple[str, float, str]
+Measured = tuple[str, float, str]
 """A metric's name, its value, and its party; "" for the whole federation."""
 
 
@@ -62,13 +63,13 @@ class Setting(Protocol):
     def min_nodes(self, plan: "RunPlan", nodes: int) -> int:
         """The minimum number of nodes in a round, given their number."""
 
-    def main_metric(self, plan: "RunPlan") -> str:
-        """The main metric, by its name in `metrics.csv`."""
+    def main_metric(self, plan: "RunPlan") -> Metric:
+        """The main metric."""
 
-    def party_metrics(self, plan: "RunPlan") -> set[str]:
-        """The names in `metrics.csv` of a single party's accuracy."""
+    def party_metrics(self, plan: "RunPlan") -> set[Metric]:
+        """The metrics of a single party's accuracy."""
 
-    def evaluate(self, plan: "RunPlan", engine: Engine, final: bool = False) -> Iterator[Metric]:
+    def evaluate(self, plan: "RunPlan", engine: Engine, final: bool = False) -> Iterator[Measured]:
         """All metrics of the current models; `final` adds those that only the end of a run has.
 
         Raises:

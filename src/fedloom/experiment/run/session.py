@@ -114,7 +114,7 @@ class Session:
         )
         self.record = Record()
         self.done = 0
-        self.main = plan.setting.main_metric(plan)
+        self.main = str(plan.setting.main_metric(plan))
         self.accuracy = float("nan")
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))

@@ -89,10 +89,10 @@ class FedProtoClient(Party[FedProtoConfig]):
         network = PrototypedNetwork(self.context.build(), self.context.classes)
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
-    def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `heard`, if there are any, and compute own ones."""
+    def update(self, *, t: int, received: dict[str, Tensor]) -> dict[str, Tree]:
+        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute own ones."""
         cfg = self.cfg
-        self._receive(heard)
+        self._receive(received)
         steps.reset_optimizer(self)
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
             self.train(self._batch_loss, self.epochs(n, size=cfg.batch_size))
@@ -185,7 +185,7 @@ def round(
     classes = server.context.classes
     width = Features(server.context.build()).width
     template = {"prototypes": floats(classes, width), "counts": Shape("int64", classes)}
-    shared = {"t": t, "heard": server.prototypes}
+    shared = {"t": t, "received": server.prototypes}
     found = fed.mean(chosen, "update", shared=shared, expect=template, weight="counts")
     if found is not None:
         server.keep(found.value["prototypes"], found.weight)

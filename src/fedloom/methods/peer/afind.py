@@ -78,12 +78,12 @@ class AfindConfig(selection.SelectionConfig):
 
 @final
 class AfindPeer(selection.SelectingPeer[AfindConfig]):
-    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `heard` also has `shares`
+    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `replies` also has `shares`
     (m,), the neighbours' shares of ϖ among themselves, their mean body by these (`bodies`), and its `mass`."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard")
-    CALLS = ("choose", "strangers", "compare", "reckon", "gather", "update", "train_once", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies")
+    CALLS = ("choose", "candidates", "compare", "estimate", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
     MEANS = ("serve", "give")
 
@@ -118,32 +118,32 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ until `update`."""
-        self.reckon(t=t, inbox=inbox)
+        self.estimate(t=t, inbox=inbox)
         if len(inbox) < self.context.aggregator.least:
             return
         losses = torch.stack([r["loss"] for r in inbox.values()])
         shares = selection.weigh(losses, self.cfg)
-        dense = losses.new_zeros(len(self.friends["p"]))
+        dense = losses.new_zeros(len(self.neighbours["p"]))
         dense[[int(j) for j in inbox]] = shares
         sent = [r["weights"] for r in inbox.values()]
         bodies = mixing.mean_of(self, sent, shares.tolist())
-        self.heard = {**self.heard, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
+        self.replies = {**self.replies, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
 
     def update(self, *, t: int) -> None:
         """Line 12, the own training, and line 13 with it."""
-        cfg, heard = self.cfg, self.heard if self.heard["t"] == t else {}
-        before = heard["before"] if heard else selection.proxy(self, t)[1]
+        cfg, replies = self.cfg, self.replies if self.replies["t"] == t else {}
+        before = replies["before"] if replies else selection.proxy(self, t)[1]
         steps.local_sgd(self, t=t)
-        self.note("trainings", 1 + heard["who"].sum() if heard else 1.0)
-        row = self.friends["me"].float()
-        if "bodies" in heard:
+        self.note("trainings", 1 + replies["who"].sum() if replies else 1.0)
+        row = self.neighbours["me"].float()
+        if "bodies" in replies:
             loss = selection.smoothed(selection.probe_loss(self, t), before, cfg.gamma)
-            share = torch.sigmoid(log_mass(loss[None], cfg) - heard["mass"])  # ϖ_ii
+            share = torch.sigmoid(log_mass(loss[None], cfg) - replies["mass"])  # ϖ_ii
             own = steps.shared_weights(self)
-            steps.set_weights(self, {k: torch.lerp(heard["bodies"][k], w, share) for k, w in own.items()})
-            row = share * row + (1 - share) * heard["shares"]
+            steps.set_weights(self, {k: torch.lerp(replies["bodies"][k], w, share) for k, w in own.items()})
+            row = share * row + (1 - share) * replies["shares"]
         self.note("mixing", row)
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     # -- cheap: every peer trains once, from its own body ---------------------------------------------
 
@@ -159,7 +159,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
         mixing.average(self, mixing.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""

@@ -148,6 +148,8 @@ class NodeConfig(FileSection):
     min_rows: int = Field(20, ge=1)
     """With rows or columns of its own: smallest number of rows that a run may train on, and test on. The coordinator
     chooses the split, and the loss of a single row would reveal it."""
+    min_sum: int = Field(5, ge=3)
+    """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about each."""
     secret_noise: bool = True
     """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator, which knows the seed,
     could subtract the noise. Set it to false only to reproduce a run on one machine."""

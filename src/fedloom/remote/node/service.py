@@ -35,7 +35,7 @@ from fedloom.remote.node import config as policy
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, NodeData
 from fedloom.remote.node.looks import LookBudget, split_seed
-from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper
+from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.privacy_ledger import PrivacyLedger
@@ -250,7 +250,8 @@ class NodeService:
             node_run.scored = self._scored(facts, place)
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
-            node_run.sums = SumKeeper(self.config, self.credentials, members, f"{run}/{facts['start']}")
+            context, record = f"{run}/{facts['start']}", SumRecord(self._folder)
+            node_run.sums = SumKeeper(self.config, self.credentials, members, context, record)
             return node_run
 
         node_run = await self._work(start)

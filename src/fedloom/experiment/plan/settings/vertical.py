@@ -32,11 +32,11 @@ from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, 
 from fedloom.experiment.plan.networks import EXTRACTORS
 from fedloom.experiment.plan.pretrained import PretrainedConfig
 from fedloom.experiment.plan.private import PrivateData
-from fedloom.experiment.plan.run_plan import Metric, RunPlan
+from fedloom.experiment.plan.run_plan import Measured, RunPlan
 from fedloom.experiment.plan.settings.attacks import label_attacks, successes
 from fedloom.experiment.run.evaluate import call_all, check_predictions, classifier_metrics, recalls
 from fedloom.experiment.run.leaks import of_columns
-from fedloom.experiment.run.metrics import GLOBAL, OWN
+from fedloom.experiment.run.metrics import GLOBAL, OWN, Metric
 from fedloom.experiment.run.result import Final, joint_scores
 from fedloom.protect.leaks import Leak
 
@@ -105,15 +105,15 @@ class Vertical:
 
     # -- evaluation ------------------------------------------------------------------------------------
 
-    def main_metric(self, plan: RunPlan) -> str:
+    def main_metric(self, plan: RunPlan) -> Metric:
         """Accuracy of the joint prediction."""
         return GLOBAL
 
-    def party_metrics(self, plan: RunPlan) -> set[str]:
+    def party_metrics(self, plan: RunPlan) -> set[Metric]:
         """Accuracy in the method's first evaluation mode, in which parties predict alone."""
-        return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
+        return {replace(GLOBAL, mode=eval_mode) for eval_mode in plan.cfg.eval_modes[:1]}
 
-    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Measured]:
         """Evaluate the joint prediction, each party alone in the evaluation modes, and attacks on labels."""
         labels, classes = plan.data.labels, plan.data.classes
         parts = _contributions(plan, engine, "test")
@@ -134,7 +134,7 @@ class Vertical:
             yield "rare recall", float(right[rare].mean()), ""
         yield from recalls(classes, found.recall)
         for eval_mode in plan.cfg.eval_modes:
-            for on, metric in {"test": GLOBAL, "own": OWN}.items():
+            for on, rows in {"test": GLOBAL, "own": OWN}.items():
                 if on not in labels:
                     continue
                 replies = call_all(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
@@ -142,10 +142,9 @@ class Vertical:
                     float((reply["predicted"].cpu().numpy() == y).mean())
                     for reply, y in zip(replies.values(), labels[on], strict=True)
                 ]
-                yield from (
-                    (f"{metric} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
-                )
-                yield f"{metric} {eval_mode} mean", float(np.mean(each)), ""
+                metric = replace(rows, mode=eval_mode)
+                yield from ((str(metric), value, engine.name(i)) for i, value in zip(replies, each, strict=True))
+                yield f"{metric} mean", float(np.mean(each)), ""
         if plan.run.evaluate.attack_labels is not None:
             yield from label_attacks(plan, _contributions(plan, engine, "aligned"), engine.name)
 
