@@ -49,10 +49,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, ModelError
-from fedloom.core.page import SGD, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
+from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
 from fedloom.methods import steps
 from fedloom.methods.features import Features, linear
 from fedloom.methods.meta import crd
@@ -350,8 +349,8 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
     rows = server.rows[known]  # of which a robust rule takes the median as each one's
-    count = len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum()
-    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(count)}
+    count = int(len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum())
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": count}
     found = fed.mean(chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)})  # lines 4-10
     if found is not None:  # line 11: the sum also has the last u_i of absent clients
         replies = dict.fromkeys(found.ids, found.value) if fed.aggregator.secure else found.replies
