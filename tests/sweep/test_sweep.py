@@ -19,10 +19,10 @@ import pytest
 from fedloom.cli import main
 from fedloom.cli.progress import closing
 from fedloom.core.errors import ConfigError, EngineError
+from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import read as read_run_file
 from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.execute import execute
 from fedloom.report.formatting import NBSP
 from fedloom.report.metrics import value_of

@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_statistics, warn_of_refits
-from fedloom.experiment.plan.pretrained import PretrainedConfig, server_pretrained
+from fedloom.experiment.plan.pretrained import server_pretrained
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan, Setting
 from fedloom.experiment.plan.settings.horizontal import Horizontal

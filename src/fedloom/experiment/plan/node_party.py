@@ -13,9 +13,10 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset, DatasetLike
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import EngineConfig, RunConfig
 from fedloom.experiment.plan.build import pretrained_of, resolve, with_secret
-from fedloom.experiment.plan.pretrained import PretrainedConfig, architecture, named
+from fedloom.experiment.plan.pretrained import architecture, named
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.models import external

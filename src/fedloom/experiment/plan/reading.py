@@ -18,9 +18,9 @@ from fedloom.core.objects import is_object
 from fedloom.core.problems import problems
 from fedloom.experiment.config.foreign_code import refuse_foreign_code
 from fedloom.experiment.config.overrides import ALTERNATIVE, override
+from fedloom.experiment.config.pretrained import AUTO
 from fedloom.experiment.config.run import FEDERATION, EngineConfig, Experiment, RunConfig
 from fedloom.experiment.plan.build import SETTINGS, resolve
-from fedloom.experiment.plan.pretrained import AUTO
 
 
 def read(
@@ -241,9 +241,7 @@ def _check_engine(engine: EngineConfig) -> None:
     """Raise ConfigError if the engine's settings are contradictory or its device is missing."""
     import torch
 
-    from fedloom.experiment.run.engine import check
-
-    check(engine)
+    engine.check()
     if engine.name == "ray":  # the cluster decides
         return
     try:

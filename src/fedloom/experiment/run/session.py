@@ -17,6 +17,7 @@ from fedloom.core.errors import CheckpointError, EngineError, MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
+from fedloom.core.paths import write_atomically
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment.config import run as config
@@ -150,7 +151,7 @@ class Session:
             self._restore()
         self.folder.mkdir(parents=True, exist_ok=True)
         text = config.toml(self.plan.run)
-        checkpoint.write_atomically(self.folder / "config.toml", text.encode())
+        write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
         if objects := self._objects(text):
             write_json(self.folder / "objects.json", objects)

@@ -14,9 +14,9 @@ from fedloom.core.errors import CheckpointError
 from fedloom.core.federation import Federation
 from fedloom.core.ledger import Entry
 from fedloom.engines import Account
+from fedloom.experiment.plan import weights
 from fedloom.experiment.plan.build import pretrained_of
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run import weights
 from fedloom.experiment.run.evaluate import CHANCE, state_sha256
 from fedloom.experiment.run.privacy import privacy_spent
 from fedloom.experiment.run.record import Record

@@ -26,11 +26,11 @@ from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
 from fedloom.data.stats import describe_parties
 from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.config.sections import SPLIT_SETTINGS, ColumnsConfig
 from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
 from fedloom.experiment.plan.networks import EXTRACTORS
-from fedloom.experiment.plan.pretrained import PretrainedConfig
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import Metric, RunPlan
 from fedloom.experiment.plan.settings.attacks import label_attacks, successes
