@@ -107,7 +107,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         transport=nodes.transport,
         resume=resume,
         start=number,
-        timeouts=replace(nodes.timeouts, fewest=plan.setting.min_nodes(plan, len(remote))),
+        timeouts=replace(nodes.timeouts, fewest=plan.planner.min_nodes(plan, len(remote))),
         seed=run.seed,
         faults=run.faults,
         max_rows=nodes.max_rows,

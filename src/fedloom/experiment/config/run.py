@@ -177,7 +177,7 @@ class RunConfig(Section):
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Setting.check`.
+        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Planner.check`.
 
         Raises:
             ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
