@@ -23,8 +23,9 @@ ALLOWED = {
     "data": {"core"},
     "models": {"core"},
     "protect": {"core"},
+    "trees": set(),
     "engines": {"core"},
-    "methods": {"core", "protect"},
+    "methods": {"core", "protect", "trees"},
     "experiment": {"core", "protect", "data", "models", "methods", "engines"},
     "remote": {"core", "protect", "data", "models", "methods", "engines", "experiment"},
     "report": {"core", "data", "experiment"},
@@ -182,7 +183,7 @@ def test_a_run_imports_nothing_it_does_not_need() -> None:
     assert out.strip() == "[]"
 
 
-HOOKS = {"setup", "prepare", "broadcast", "infer", "test_logits"}
+HOOKS = {"setup", "prepare", "broadcast", "infer", "findings", "test_logits"}
 """Methods of `Party` that a page may override."""
 MAX_PAGE_LINES = 400
 

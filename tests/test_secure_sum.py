@@ -13,15 +13,15 @@ import torch
 from fedloom.api import execute
 from fedloom.core import fixed_point
 from fedloom.core.errors import ConfigError, MessageError, MethodError
-from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded
-from fedloom.core.message import Shape, floats
+from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded, totaled
+from fedloom.core.message import Shape, Template, floats
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import find, registry
 from fedloom.methods.vertical import proto_evfl
 from tests.methods.columns import Columns
 from tests.toy import Toy, common, contexts
 
-LIKE = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
+LIKE: Template = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
 
 
 def reply(seed: int, rows: int, scale: float = 1.0) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def reply(seed: int, rows: int, scale: float = 1.0) -> dict[str, Any]:
 def test_the_mean_is_that_of_rounded_numbers_to_the_bit() -> None:
     replies, rows = [reply(k, 10 + k) for k in range(5)], [10 + k for k in range(5)]
     xs = [encoded(r, "rows", 5) for r in replies]
+    mean: Any
+    again: Any
     whole, mean = decoded(sum(xs[1:], xs[0]), LIKE, "rows")
     other, again = decoded(sum(xs[-2::-1], xs[-1]), LIKE, "rows")
     assert whole == other == sum(rows) and torch.equal(mean["weights"]["a"], again["weights"]["a"])
@@ -49,6 +51,7 @@ def test_no_sum_leaves_the_ring() -> None:
         "weights": {"a": torch.full((2, 3), -3e38), "b": torch.tensor(3e38)},
         "rows": torch.tensor(MOST_WEIGHT // 2),
     }
+    mean: Any
     x = encoded(huge, "rows", 2)
     whole, mean = decoded(x + x, LIKE, "rows")
     assert whole == MOST_WEIGHT and mean["weights"]["a"].eq(-LARGEST).all()
@@ -56,11 +59,24 @@ def test_no_sum_leaves_the_ring() -> None:
         with pytest.raises(MessageError, match="a weight must be"):
             encoded({**huge, "rows": torch.tensor(rows)}, "rows", 2)
     with pytest.raises(MessageError, match="floats"):
-        encoded({"x": torch.tensor([1, 2])}, None, 3)
+        encoded({"x": torch.tensor([1, 2], dtype=torch.int32)}, None, 3)
+    with pytest.raises(MessageError, match=r"fed\.total"):
+        decoded(encoded({"x": torch.tensor([1, 2])}, None, 3), {"x": Shape("int64", 2)}, None)
     with pytest.raises(MessageError, match="every dimension"):
         fixed_point.size(floats(None, 3), None)
     with pytest.raises(MessageError, match="weight above 0"):
         decoded(np.zeros(8, np.uint64), LIKE, "rows")
+
+
+def test_integers_are_added_as_they_are_modulo_2_64() -> None:
+    like = {"x": Shape("int64", 2), "y": Shape("int64")}
+    replies = [{"x": torch.tensor([2**62, -(2**40)]), "y": torch.tensor(k)} for k in range(4)]
+    total = totaled(sum(encoded(reply, None, 4) for reply in replies), like)  # type: ignore[arg-type]
+    assert total["x"].tolist() == [0, -(2**42)] and int(total["y"]) == 6
+    with pytest.raises(MessageError, match="int64 tensors alone"):
+        totaled(encoded(reply(0, 1), None, 3), floats(7))
+    with pytest.raises(MessageError, match="template's size"):
+        totaled(np.zeros(3, np.uint64), like)
 
 
 def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
@@ -77,7 +93,7 @@ def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
 
 
 def test_every_engine_gives_the_bits_of_the_loop_also_with_failures() -> None:
-    faults = {"faults": {"dropout": 0.15, "nan": 0.1}}
+    faults: dict[str, Any] = {"faults": {"dropout": 0.15, "nan": 0.1}}
     results = {engine: run(engine, **faults) for engine in ("local", "isolated", "batched")}
     local = results["local"].summary
     assert local["failures"] > 0

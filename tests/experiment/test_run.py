@@ -302,7 +302,7 @@ def test_tables_work_too(data: str) -> None:
 
 def test_a_client_with_another_public_set_is_refused() -> None:
     run_plan = build(small())
-    contexts = [make.args[1] for make in run_plan.clients]  # type: ignore[attr-defined]
+    contexts = [make.args[1] for make in run_plan.clients]
     other = PublicSet(contexts[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
     parties = [run_plan.method.client(run_plan.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
     with pytest.raises(DataError, match=r"client-1 holds different public rows: their digest is 0123456789abcdef…"):
@@ -341,7 +341,12 @@ def test_a_client_that_diverges_ends_no_run(tmp_path: Path) -> None:
 
 
 def test_a_comparison_by_its_name_from_python() -> None:
-    changes = {"iterations": 5, "models": {"pool": ["linear"]}, "data": {"clients": 3}, "evaluate": {"points": 1}}
+    changes: dict[str, Any] = {
+        "iterations": 5,
+        "models": {"pool": ["linear"]},
+        "data": {"clients": 3},
+        "evaluate": {"points": 1},
+    }
     found = fedloom.compare("quickstart", seeds=[4], **changes)
     assert [(m["name"], m["seeds"]) for m in found["methods"]] == [("fedal", [4]), ("fedmd", [4]), ("local", [4])]
     with pytest.raises(ConfigError, match="quickstart is a comparison"):

@@ -17,7 +17,7 @@ from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves, map_tensors
 from fedloom.core.method import Method
-from fedloom.engines import Engine, IsolatedEngine, LocalEngine
+from fedloom.engines import IsolatedEngine, LocalEngine
 
 FEATURES, CLASSES, WIDTH, TESTED = 5, 3, 4, 25
 
@@ -117,7 +117,7 @@ class Columns:
         ]
         builders = [partial(method.client, self.cfg, context) for context in self.contexts]
         engine: type[Any] = IsolatedEngine if isolated else LocalEngine
-        self.engine: Engine = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
+        self.engine: Any = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
         self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,))
         self.heard: list[Heard] = []
         self._listen()
@@ -126,7 +126,7 @@ class Columns:
         call = self.engine.call
 
         def listen(ids: Any, method: Any, shared: Any, each: Any, number: Any) -> Any:
-            puts = {i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids}
+            puts: dict[int, Any] = {i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids}
             replies = call(ids, method, shared, each, number)
             self.heard += [
                 Heard(self.fed.round, i, method, puts[i], r if isinstance(r, Failure) else map_tensors(Tensor.clone, r))
@@ -134,11 +134,11 @@ class Columns:
             ]
             return replies
 
-        self.engine.call = listen  # type: ignore[method-assign]
+        self.engine.call = listen
 
     def party(self, m: int) -> Any:
         """Party m itself."""
-        return self.engine._parties[m]  # type: ignore[attr-defined]
+        return self.engine._parties[m]
 
     def run(self, rounds: int = 1, start: int = 0, present: Sequence[int] | None = None) -> Columns:
         for t in range(start, start + rounds):

@@ -58,7 +58,7 @@ class ByHand:
         for g in range(len(self.makers)):
             mine = [i for i, other in enumerate(self.groups) if other == g]
             rows = sum(len(self.client_contexts[i].rows) for i in mine)
-            sent = {i: floats(self.clients[i]) for i in mine}
+            sent: Any = {i: floats(self.clients[i]) for i in mine}
             self.models[g] = {
                 k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine) for k in self.models[g]
             }
@@ -238,13 +238,13 @@ def test_clients_of_one_architecture_begin_with_the_weights_of_the_first_of_them
     assert all(close(dict(p.params), dict(parties[f].params), 0.0) for p, f in zip(parties, firsts, strict=True))
     for f in {*firsts}:
         assert close(dict(parties[f].params), dict(fedal.clients[f]().params), 0.0)
-    assert ours.server is not None
-    context = ours.server.context
+    server: Any = ours.server
+    context = server.context
     for party, f in zip(parties, firsts, strict=True):
         assert party.context.group == context.groups[party.context.id] == context.groups[f]
         assert not party.context.groups and not party.context.group_networks
-        assert close(ours.server.models[str(party.context.group)]["weights"], dict(party.params), 0.0)
-    assert len(context.group_networks) == len({*names}) == len(ours.server.models)
+        assert close(server.models[str(party.context.group)]["weights"], dict(party.params), 0.0)
+    assert len(context.group_networks) == len({*names}) == len(server.models)
     alike = small("feddf", pool=("mlp",))
     assert len({*map(id, alike.clients)}) == 6 and {p().context.group for p in alike.clients} == {0}
 
@@ -255,8 +255,8 @@ def test_other_methods_know_of_no_groups() -> None:
         assert there.server is not None and not there.server.context.groups and not there.server.context.group_networks
     begun = [make() for make in small("fedal", pool=("mlp",)).clients]
     assert not close(dict(begun[0].params), dict(begun[1].params), 1e-3)
-    assert small("feddf").server.context.public is not None  # type: ignore[union-attr]
-    assert small("fedavg-adam").server.context.public is None  # type: ignore[union-attr]
+    assert small("feddf").server.context.public is not None
+    assert small("fedavg-adam").server.context.public is None
 
 
 # -- bytes, participation, evaluation --------------------------------------------------------------------

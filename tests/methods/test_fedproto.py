@@ -83,8 +83,8 @@ def test_two_rounds_are_those_written_by_hand(batched: bool, lam: float) -> None
     for k, c in known.items():
         assert torch.allclose(found["prototypes"][k], c, atol=1e-6)
     for i, network in enumerate(networks):
-        for k, p in network.named_parameters():
-            assert torch.allclose(t.party(i).params[f"network.{k}"], p, atol=1e-6)
+        for name, p in network.named_parameters():
+            assert torch.allclose(t.party(i).params[f"network.{name}"], p, atol=1e-6)
 
 
 def test_the_global_prototypes_matter_and_at_ld_0_training_is_local() -> None:
@@ -160,7 +160,7 @@ def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) 
             with torch.no_grad():
                 for p in network.parameters():
                     assert p.grad is not None
-                    p -= 0.1 * p.grad
+                    p.sub_(0.1 * p.grad)
         f = network.features(t.client_contexts[3].tests["test"].every)
         distances = torch.cdist(f, known["prototypes"])[:, :3]
         expected = distances.argmin(-1) if who == "prototype" else network.head(f).argmax(-1)

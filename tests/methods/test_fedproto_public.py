@@ -104,9 +104,9 @@ def test_the_first_transfer_step_in_numpy() -> None:
 
     t = toy(make=plain, lam=0.7)
     before = [params(t, i) for i in range(3)]
-    x = t.client_contexts[0].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
+    x = t.client_contexts[0].public.batches(0, 1, 8)[0]
     features = {i: t.party(i).embed(t=0, i=0) for i in range(3)}
-    t.party(0).align(t=0, i=0, n=3, mean=t.server.average(features))  # type: ignore[union-attr]
+    t.party(0).align(t=0, i=0, n=3, mean=t.server.average(features))
     w = [b["network.body.weight"].double().numpy() for b in before]
     rows = x.double().numpy()
     apart = rows @ w[0].T - (rows @ w[1].T + rows @ w[2].T) / 2
@@ -139,7 +139,7 @@ def test_a_transfer_step_leaves_the_last_layer_and_its_moments_alone() -> None:
     for i in range(3):
         t.party(i).local_train(t=0)  # Adam now has momentum
     before, slots = params(t, 0), {k: v.clone() for k, v in t.party(0).opt.items()}
-    mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})  # type: ignore[union-attr]
+    mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})
     t.party(0).align(t=0, i=0, n=3, mean=mean)
     after = t.party(0).params
     assert all(torch.equal(v, after[k]) == k.startswith("network.head") for k, v in before.items())
@@ -162,8 +162,8 @@ def test_at_ld_0_it_is_local_training_and_nothing_crosses() -> None:
 
 def test_equal_clients_are_already_there() -> None:
     t = toy(make=lambda n: own(0), lam=5.0)
-    mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})  # type: ignore[union-attr]
-    client, x = t.party(1), t.client_contexts[1].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
+    mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})
+    client, x = t.party(1), t.client_contexts[1].public.batches(0, 1, 8)[0]
     value, gradient = client.gradient(client.distance, x, mean)
     assert float(value) < 1e-12 and max(float(g.abs().max()) for g in gradient.values()) < 1e-6
 
@@ -171,7 +171,7 @@ def test_equal_clients_are_already_there() -> None:
 def test_features_come_together() -> None:
     def last(lam: float) -> float:
         t = toy(4, lam=lam, lr=0.01, batch_size=16).run(25)
-        return sum(n["feature distance"] for n in t.engine.notes().values())  # type: ignore[misc]
+        return sum(n["feature distance"] for n in t.engine.notes().values())
 
     assert last(1.0) < 0.25 * last(1e-6)
 
@@ -268,7 +268,7 @@ def test_the_own_classifier_answers() -> None:
     module.load_state_dict(t.party(0).params)
     assert torch.equal(t.party(0).infer(x), module.network.head(module(x)))
     (found,) = t.engine.call([0], "predictions", {"on": "test"}, None, None)
-    assert torch.equal(found["predicted"], module.network.head(module(x)).argmax(-1))  # type: ignore[index, call-overload]
+    assert torch.equal(found["predicted"], module.network.head(module(x)).argmax(-1))
 
 
 def test_tau_is_fedmd_s_and_settings_out_of_range_are_refused() -> None:

@@ -53,7 +53,7 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
 
 
 def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_descent() -> None:
-    dp = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
+    dp: dict[str, Any] = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
     plain, noisy = (
         Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, **more}).run(2) for more in ({}, {"dp": dp})
     )  # both take one step on all rows; the plain one repeats some to fill its batch, so it is done by hand
@@ -70,9 +70,9 @@ def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_desce
 @pytest.mark.parametrize("dp", [BY_ROWS, BY_CLIENTS], ids=["rows", "clients"])
 @pytest.mark.parametrize("personal_head", [False, True])
 def test_all_engines_give_the_same_bits_and_noise_changes_them(dp: dict[str, Any], personal_head: bool) -> None:
-    given = {**SMALL, "personal_head": personal_head, "dp": dp}
+    given: dict[str, Any] = {**SMALL, "personal_head": personal_head, "dp": dp}
     loop, isolated, batched = (
-        Toy(FEDAVG, 3, **given, **how).run(2) for how in ({}, {"isolated": True}, {"batched": True})
+        Toy(FEDAVG, 3, isolated=i, batched=b, **given).run(2) for i, b in ((False, False), (True, False), (False, True))
     )
     found = loop.tensors()
     for other in (isolated, batched):
@@ -100,7 +100,7 @@ def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_t
     absent = {**replies, 2: {"weights": start, "rows": 9}}
     assert float((mean(absent) - whole).norm()) == pytest.approx(0.2 / 3, rel=1e-4)
     loud = Toy(FEDAVG, 4, **SMALL, dp={"unit": "clients", "sigma": 50.0, "clip": 0.2})
-    noise = torch.cat([w.flatten() for w in loud.run(1).server.weights.values()])  # type: ignore[union-attr]
+    noise = torch.cat([w.flatten() for w in loud.run(1).server.weights.values()])
     assert float(noise.std()) == pytest.approx(50 * 0.2 / 4, rel=0.2)
 
 
@@ -133,8 +133,8 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     sent = alone.party(1).give(t=0)["weights"]
     assert {*sent} == {*client.params} and all(torch.equal(w, client.params[k]) for k, w in sent.items())
     loop, isolated, plain = (
-        Toy(gossip, client_contexts=places, **{**given, **more}, **how).run(2).tensors()
-        for more, how in (({"dp": BY_ROWS}, {}), ({"dp": BY_ROWS}, {"isolated": True}), ({}, {}))
+        Toy(gossip, client_contexts=places, isolated=apart, **{**given, **more}).run(2).tensors()
+        for more, apart in (({"dp": BY_ROWS}, False), ({"dp": BY_ROWS}, True), ({}, False))
     )
     assert all(torch.equal(x, isolated[k]) for k, x in loop.items())
     assert any(not torch.equal(x, plain[k]) for k, x in loop.items())
@@ -214,12 +214,12 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
         flat = torch.cat([g.flatten(1) for g in each.values()], 1)
         return (flat * (0.1 / flat.norm(dim=1).clamp_min(0.1))[:, None]).mean(0)
 
-    dp = {"target": "phi", "clip": 0.1}
+    dp: dict[str, Any] = {"target": "phi", "clip": 0.1}
     other = changed(data, 4, far, 0)
     moved = {head: float((proxy(data, dp, head) - proxy(other, dp, head)).norm()) for head in ("initial", "own")}
     bound = 2 * 0.1 / 20
     assert moved["initial"] <= bound * (1 + 1e-5) and moved["own"] > 2 * bound
-    cfg = plus.configure(params={"dp": {"target": "phi", "sigma": 2.0}})
+    cfg = plus.configure(params={"threshold": "anchored", "dp": {"target": "phi", "sigma": 2.0}})
     (guarantee,) = cfg.guarantees
     assert guarantee.epsilon([1.0]) == pytest.approx(4.37718, rel=1e-5)  # replaced: half the multiplier
     assert guarantee.epsilon([1.0, 2.0, 20.0]) == pytest.approx(28.37, abs=0.01)

@@ -75,7 +75,7 @@ def told(toy: Toy) -> dict[str, Tensor]:
         found.update({f"{count} {method} {k}": x.detach().clone() for k, x in floats.items()})
         return call(parties, method, **options)
 
-    toy.fed.call = recorded  # type: ignore[method-assign]
+    toy.fed.call = recorded
     toy.run(2)
     return found
 
@@ -214,7 +214,7 @@ def test_a_peer_that_hears_too_few_keeps_its_own_model() -> None:
     gossip = methods.find("gossip")
     alone = Toy(methods.find("alone"), 5).run(1).tensors()
     silent = Toy(gossip, 5, robust="median")
-    silent.fed.exchange = lambda links, **options: None  # type: ignore[method-assign]
+    silent.fed.exchange = lambda links, **options: None
     assert all(torch.equal(alone[k], v) for k, v in silent.run(1).tensors().items())
     party = Toy(gossip, 5, robust="median").party(0)
     own = {k: v.clone() for k, v in party.params.items()}
@@ -310,7 +310,7 @@ def test_the_mean_top_of_fedhssl_withstands_f_liars_and_no_more() -> None:
 def test_a_round_of_fedhssl_withstands_a_liar() -> None:
     def largest(rule: str, liars: tuple[int, ...]) -> float:
         faults = Faults(liars=liars, lie="huge")
-        few = {"steps": 2, "epochs": 1, "pretrain_rounds": 1, "projection_dim": 8}
+        few: dict[str, Any] = {"steps": 2, "epochs": 1, "pretrain_rounds": 1, "projection_dim": 8}
         toy = Columns(methods.find("fedhssl"), 5, make=whole, faults=faults, robust=rule, **few).run(1)
         return max(float(x.abs().max()) for k, x in toy.party(0).params.items() if k.startswith(fedhssl.TOP))
 

@@ -52,7 +52,7 @@ class Caller:
             "run": self.run,
             "start": self.start,
             "party": self._party,
-            "members": self._members,  # type: ignore[dict-item]
+            "members": self._members,
             "config": self._config,
             "resume": resume,
         }

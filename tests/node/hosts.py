@@ -29,7 +29,7 @@ _CONFIG = check({"run": ROWS}).run.model_dump(mode="json")
 
 
 def node(folder: Path, **values: Any) -> NodeConfig:
-    given = {
+    given: dict[str, Any] = {
         "name": "node",
         "insecure": True,
         "state": folder / "state",
@@ -54,7 +54,7 @@ def config(**changes: Any) -> str:
 
 
 def opening(text: str | None = None, **changes: Any) -> bytes:
-    given = {
+    given: dict[str, Any] = {
         "protocol": payload.PROTOCOL,
         "version": __version__,
         "run": RUN,

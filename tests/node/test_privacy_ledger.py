@@ -16,7 +16,7 @@ from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases, epsilon
 from fedloom.remote import rpc_errors
 from fedloom.remote.node.privacy_ledger import FILE, PrivacyLedger, lines
-from tests.experiment.test_own_data import ALLOWED, rows, run
+from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
 
 Hosts = Callable[..., RunRequest]
@@ -27,14 +27,14 @@ DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Nodes with a file of 80 rows; further ones share the first one's folder."""
     made: list[RunRequest] = []
-    path = rows(tmp_path / "own.csv", 80, 3)
+    path, form = rows(tmp_path / "own.csv", 80, 3), {**FORM, "scale": {"a": [1.5, 2.0], "b": [10.0, 5.0]}}
 
     def make(seed: int = 0, *, caller: str = "hub", run_id: str = "", secret: bool = True, **data: Any) -> RunRequest:
         allowed = {"rows": path, **ALLOWED, **data}
         cfg = node(tmp_path, methods=["fedavg"], data={"wards": allowed}, max_runs=9, secret_noise=secret)
         made.append(RunRequest(cfg))
         params = {"batch_size": 8, "epochs": 1, "dp": DP}
-        kind = run(method="fedavg", models={"pool": ["linear"]}, params=params, seed=seed)
+        kind = run(method="fedavg", models={"pool": ["linear"]}, params=params, seed=seed, data={"row_schema": form})
         made[-1]("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json()))
         return made[-1]
 
@@ -72,8 +72,7 @@ def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts
     spent = epsilon(ask.host.privacy.spent(tmp_path / "own.csv"), 1e-5)
     again = hosts(seed=1, epsilon=1.01 * spent)  # another run after a restart
     (node_run,) = again.host._node_runs.values()
-    before = node_run.party.state()["params"]
-    before = {k: v.clone() for k, v in before.items()}  # type: ignore[union-attr]
+    before = {k: v.clone() for k, v in node_run.party.params.items()}
     for _ in range(2):
         refusal = again.refused("do", doing(1, again.host, round=1))
         assert refusal.code == rpc_errors.REFUSED and "privacy budget of these rows" in refusal.words

@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -241,9 +242,8 @@ def test_tpe_draws_the_same_again_and_learns(asked: Callable[..., Sweep]) -> Non
 
 def test_random_draws_do_not_depend_on_values(asked: Callable[..., Sweep]) -> None:
     pytest.importorskip("optuna")
-    one, two = (
-        course(asked(TPE, "sweep.search=random"), lambda s, sign=sign: sign * s["params.lr"]) for sign in (1, -1)
-    )
+    signed = lambda sign, settings: sign * settings["params.lr"]
+    one, two = (course(asked(TPE, "sweep.search=random"), partial(signed, sign)) for sign in (1, -1))
     assert one == two and [len(batch) for batch in one] == [40]
 
 

@@ -79,7 +79,8 @@ def digest(tree: Tree) -> str:
         if isinstance(leaf, Tensor):
             array = leaf.detach().cpu().contiguous()
             sha.update(f"{array.dtype}{tuple(array.shape)}".encode())
-            sha.update(array.flatten().view(torch.uint8).numpy().tobytes())
+            if array.numel():  # strides of none may be 0, which view refuses
+                sha.update(array.flatten().view(torch.uint8).numpy().tobytes())
         else:
             sha.update(repr(leaf).encode())
     return sha.hexdigest()

@@ -129,7 +129,7 @@ class BatchCache:
         self._held: dict[Any, tuple[weakref.ref[Any], Any]] = {}
 
     def get(self, owner: object, key: Any, make: Callable[[], Kept]) -> Kept:
-        """The cached value for this owner and key, or else that of `make`. It must not be changed in place."""
+        """The cached value for this owner and key, or else the value of `make`. It must not be changed in place."""
         key = (id(owner), key)
         cached_for, value = self._held.pop(key, (None, None))
         if value is not None:
@@ -198,6 +198,8 @@ class ClientContext:
         pretrained: at the server only: loads its pretrained model.
         encoder: builds the pretrained model's architecture with other weights: at the server, and at clients of a
             method that sends them its weights.
+        columns: names of the columns of raw rows; empty if the method needs none.
+        words: for each of these columns, the words of a category, whose values are 0, 1, …; () for numbers.
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
@@ -220,6 +222,8 @@ class ClientContext:
     group_networks: Sequence[Callable[[], nn.Module]] = ()
     pretrained: Callable[[], nn.Module] | None = None
     encoder: Callable[[], nn.Module] | None = None
+    columns: Sequence[str] = ()
+    words: Sequence[Sequence[str]] = ()
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
     secret: int | None = None

@@ -395,7 +395,7 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
 
 
 def references(value: Any) -> list[ReplyRef]:
-    """The references in an argument: one, those of a dict, or none."""
+    """The references in an argument: one, all in a dict, or none."""
     return [v for v in (value.values() if isinstance(value, dict) else [value]) if isinstance(v, ReplyRef)]
 
 

@@ -15,7 +15,7 @@ from fedloom.core import message
 from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
-from fedloom.core.fixed_point import LEAST, decoded, size, threshold
+from fedloom.core.fixed_point import LEAST, decoded, encoded, size, threshold, totaled
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -46,6 +46,19 @@ class SecureMean:
 
     mean: Any
     weight: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Total:
+    """The result of `Federation.total`.
+
+    Attributes:
+        value: the sum of the replies, a tree of int64 tensors.
+        ids: the parties whose replies are part of it.
+    """
+
+    value: Any
     ids: tuple[int, ...]
 
 
@@ -220,6 +233,39 @@ class Federation:
             return None
         whole, mean = decoded(total, expect, weight)
         return SecureMean(mean, whole, tuple(valid))
+
+    def total(
+        self,
+        parties: Iterable[int],
+        method: str,
+        *,
+        expect: Template,
+        shared: Mapping[str, Any] | None = None,
+        each: Mapping[int, Mapping[str, Any]] | None = None,
+        min_replies: int = 1,
+    ) -> Total | None:
+        """One message to each party, and the exact sum of their replies, modulo 2^64.
+
+        Args:
+            parties: their ids.
+            method: the name of the method that the message calls.
+            expect: the template of a valid reply: tensors of int64 with every dimension known.
+            shared, each: as in `call`.
+            min_replies: the least number of replies that the step needs.
+
+        Returns:
+            None if fewer than `min_replies` were left.
+
+        Raises:
+            MethodError: as in `call`.
+        """
+        replies = self.call(
+            parties, method, shared=shared, each=each, expect=expect, min_replies=max(1, min_replies)
+        )  # fmt: skip
+        if not replies:
+            return None
+        first, *others = (encoded(reply, None, len(replies)) for reply in replies.values())
+        return Total(totaled(sum(others, first), expect), tuple(replies))
 
     def exchange(
         self,

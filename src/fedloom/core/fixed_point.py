@@ -1,5 +1,7 @@
 """Numbers as integers modulo 2^64: their sum has the same bits in any order, on any engine, with masks or without.
 
+Tensors of int64 are added as they are: see `Federation.total`.
+
 A number x with |x| <= LARGEST becomes round(x 2^24), an exact integer in float64; a contribution with weight w has w
 times these, and w itself. The sum of all weights may be at most `MOST_WEIGHT`, so that no sum leaves the ring.
 """
@@ -34,18 +36,21 @@ def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
     """The integers (d + 1,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
 
     Args:
-        reply: a tree of finite tensors of floats, besides the weight.
+        reply: a tree of finite tensors of floats, besides the weight; or, without a weight, of int64.
         weight: the name of its weight, a whole number such as `rows`; None for 1.
         parties: the maximum number of contributions to the sum; each may have an equal share of `MOST_WEIGHT`.
 
     Raises:
-        MessageError: the weight is negative or too large, or a tensor is not of floats.
+        MessageError: the weight is negative or too large, or a tensor is of neither.
     """
     w = 1 if weight is None else int(reply[weight])
     if not 0 <= w <= MOST_WEIGHT // parties:
         raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w}")
     numbers = [np.empty(0, dtype=np.int64)]
     for path, x in _summed(reply, weight):
+        if isinstance(x, Tensor) and x.dtype == torch.int64 and weight is None:
+            numbers.append(x.detach().cpu().flatten().numpy())
+            continue
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise MessageError(f"{path} must be a tensor of floats to be summed")
         clipped = x.detach().cpu().double().flatten().clamp(-LARGEST, LARGEST)
@@ -64,6 +69,8 @@ def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[int,
     Raises:
         MessageError: the sum does not have the template's size, or all weights are 0.
     """
+    if any(isinstance(x, Shape | Tensor) and x.dtype == torch.int64 for _, x in _summed(like, weight)):
+        raise MessageError("integers have a total, not a mean: call fed.total")
     whole = total.view(np.int64)
     w = int(whole[-1])
     if len(whole) != size(like, weight) or w <= 0:
@@ -71,6 +78,20 @@ def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[int,
     mean = torch.from_numpy(whole[:-1].astype(np.float64) / (w * 2.0**FRACTION)).float()
     parts = iter(torch.split(mean, [_count(x) for _, x in _summed(like, weight)]))
     return w, _filled(like, weight, parts)
+
+
+def totaled(total: np.ndarray, like: Template) -> Any:
+    """The sum of replies as a tree of int64 tensors; arguments as in `decoded`.
+
+    Raises:
+        MessageError: the sum does not have the template's size, or a tensor is not of int64.
+    """
+    if any(getattr(x, "dtype", None) != torch.int64 for _, x in _summed(like, None)):
+        raise MessageError("a total is of int64 tensors alone")
+    if len(total) != size(like, None):
+        raise MessageError("a sum must have the template's size")
+    whole = torch.from_numpy(total[:-1].view(np.int64))
+    return _filled(like, None, iter(torch.split(whole, [_count(x) for _, x in _summed(like, None)])))
 
 
 def size(like: Template, weight: str | None) -> int:

@@ -27,6 +27,7 @@ Need: TypeAlias = Literal[
     "pretrained server model",
     "pretrained encoder",
     "pooled rows",
+    "raw rows",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -50,6 +51,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "pretrained encoder": (
         "horizontal",
         "The server has a pretrained model, and clients build its architecture to receive its weights.",
+    ),
+    "raw rows": (
+        "horizontal",
+        "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
 }
@@ -132,6 +137,11 @@ class MethodConfig(BaseModel):
     def guarantees(self) -> tuple[Guarantee, ...]:
         """The differential privacy of the messages with these settings."""
         return ()
+
+    @property
+    def promises(self) -> bool:
+        """Whether messages of clients have a guarantee that the clients' own noise gives."""
+        return any(not one.by_server for one in self.guarantees)
 
     @property
     def warnings(self) -> Mapping[str, str]:

@@ -9,11 +9,11 @@ from fedloom.core.message import Shape, Template, Tree, check_finite, floats, ma
 from fedloom.core.method import Guarantee, Method, MethodConfig
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD, Adam, Optimizer, Rate
-from fedloom.core.party import Party
+from fedloom.core.party import LearnedTable, Party
 
 __all__ = [
     "BATCH_CACHE", "SGD", "Adam", "BlackBoxModel", "ClientContext", "ConfigError", "CrossFit", "Federation",
-    "Guarantee",
+    "Guarantee", "LearnedTable",
     "MessageError", "Method", "MethodConfig", "MethodError", "ModelError", "Network", "NotReady", "Optimizer",
     "Party", "Rate", "Shape", "Template", "Tree", "aligned_plan", "cap_rows", "check_finite", "epoch_plan",
     "floats", "kl", "kl_gradient", "map_tensors", "reverse_kl_gradient", "sample_plan", "weighted_mean",

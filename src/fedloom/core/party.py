@@ -6,8 +6,9 @@ engine may move a party to another process, rebuild it from its state, or resume
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,6 +27,21 @@ _OWN = ("cfg", "context", "_network", "_notes")
 ConfigT_co = TypeVar("ConfigT_co", covariant=True)  # sound, because `cfg` is set only once
 Note: TypeAlias = float | list[float]
 """A diagnostic of a party: a number or a vector."""
+
+
+@dataclass(frozen=True)
+class LearnedTable:
+    """A table for a report.
+
+    Attributes:
+        title: a line.
+        columns: headings.
+        rows: values: text in the first column, then text, numbers or None.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
 
 
 class Party(Generic[ConfigT_co]):
@@ -99,8 +115,9 @@ class Party(Generic[ConfigT_co]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or those of `x` if the
-        config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as those of a black box.
+        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or the statistics
+        of `x` if the config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as a black
+        box's.
         """
         return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
@@ -262,6 +279,10 @@ class Party(Generic[ConfigT_co]):
         """At a server: what every client receives before it is evaluated, such as the current global weights."""
         return {}
 
+    def findings(self) -> Sequence[LearnedTable]:
+        """At a server: what it has learned so far, such as coefficients, for the run's result and report."""
+        return ()
+
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Prepare the network for an evaluation, such as by fine-tuning; the change is undone afterwards.
 
@@ -299,7 +320,7 @@ class Party(Generic[ConfigT_co]):
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
-        differ from those of this party."""
+        differ from this party's."""
         if tuple(state) != self.state_names:
             raise StateError(
                 f"{type(self).__name__} has the state {self.state_names}, but the state to load has {tuple(state)}: "

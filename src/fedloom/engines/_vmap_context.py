@@ -234,7 +234,7 @@ class VmapContext:
 
     @property
     def public(self) -> "PublicSet | StackedPublicSet | None":
-        """The public set that all parties share, or that of the party's run."""
+        """The public set that all parties share, or the one of the party's run."""
         sets = [s.public for s in self._contexts]
         if all(public is sets[0] for public in sets):
             return sets[0]
@@ -262,7 +262,7 @@ class _Tests(dict[str, Any]):
 
 
 class StackedPublicSet:
-    """The public sets of several runs, of which the party sees that of its own run. See `PublicSet`."""
+    """The public sets of several runs, of which the party sees its own run's. See `PublicSet`."""
 
     def __init__(self, sets: Sequence[PublicSet], me: Tensor, same: SameContent) -> None:
         self._sets, self._same = {id(s): s for s in sets}, same

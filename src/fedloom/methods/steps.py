@@ -36,7 +36,7 @@ from fedloom.core.page import (
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
 TUNING = 2**32 - 1
-"""The last epoch number of fine-tuning, far from those of training, so that no shuffle is shared."""
+"""The last epoch number of fine-tuning, far from the numbers of training, so that no shuffle is shared."""
 
 Epoch: TypeAlias = tuple[int, Sequence[str] | None]
 """The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
@@ -166,7 +166,7 @@ def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]:
-    """Names of the weights that clients share: all, or all but those of the module `head`.
+    """Names of the weights that clients share: all, or all but the weights of the module `head`.
 
     Raises:
         ModelError: `personal_head` needs a network with a body and a head.
@@ -387,7 +387,7 @@ def infer(party: Party[object], x: Tensor) -> Tensor:
 
 
 def models_of(party: Party[LocalSGD], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
-    """Shared weights by peer id: the party's own, and those of the neighbours that replied."""
+    """Shared weights by peer id: the party's own, and the weights of the neighbours that replied."""
     return {party.context.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
 
 

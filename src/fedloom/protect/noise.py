@@ -13,8 +13,10 @@ added. Rounding the noise is post-processing; rounding the sum adds at most √d
 numbers, and the noise grows with it.
 """
 
+import logging
 import math
 import os
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -27,6 +29,7 @@ SIMULATED: Final = "simulated noise"
 """The note of a party whose draws come from the run's seed."""
 LATTICE: Final = 2.0**-30
 """The step of the lattice, as a part of the sensitivity."""
+_log = logging.getLogger("fedloom.node")
 
 
 class Draws:
@@ -87,6 +90,18 @@ def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0
     """
     if party.context.privacy_budget is not None and party.context.secret is not None:
         party.context.privacy_budget(sigma, count, rate)
+
+
+def or_nothing(party: Party[object], compute: Callable[[], Tensor], nothing: Tensor) -> Tensor:
+    """The result of `compute`, which reads the party's rows and gets noise; `nothing` if it fails at a party with a
+    secret, as a failure that others see may tell of a row. The node's log has the reason."""
+    try:
+        return compute()
+    except Exception:
+        if party.context.secret is None:
+            raise
+        _log.exception("a private step failed, so it has noise alone")
+        return nothing
 
 
 def _uniform(count: int) -> np.ndarray:

@@ -13,6 +13,15 @@ def clipped_tree(tree: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     return {k: x * (most / norm.clamp_min(most)) for k, x in tree.items()}
 
 
+def clipped_rows(each: Tensor, most: float) -> Tensor:
+    """Vectors (n, d), each shortened to norm `most`; a shorter one is unchanged, one that is not finite becomes zeros.
+
+    It is chosen, not multiplied by 0, as 0 times infinity is NaN, and a NaN in the sum would tell of the row.
+    """
+    norm = torch.linalg.vector_norm(each, dim=1, keepdim=True)
+    return torch.where(norm.isfinite(), each * (most / norm.clamp_min(most)), 0.0)
+
+
 def noisy(x: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
     """`x` with independent Gaussian noise of standard deviation `sigma`."""
     noise = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32))

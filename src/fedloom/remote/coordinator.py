@@ -24,7 +24,7 @@ from fedloom.remote.starts import check_node_count, keep_start, next_start, run_
 def backend(
     run: RunConfig, folder: Path | None = None, *, resume: bool = False, stop: Callable[[], bool] = lambda: False
 ) -> Backend:
-    """The nodes of the run's federation file, and the coordinator's own files; arguments as those of `execute`.
+    """The nodes of the run's federation file, and the coordinator's own files; arguments as of `execute`.
 
     Rows of parties that hold different columns are matched with the nodes first.
 

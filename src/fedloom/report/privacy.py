@@ -25,8 +25,7 @@ def privacy(run: Run) -> PageSection | None:
     table = PageTable("Messages with a guarantee", columns, rows, words=2)
     points = [
         "The guarantee does not cover other messages, such as scores of their own rows.",
-        "It holds under a coordinator that sends models of honest training, with public scaling of the columns; not "
-        "against a malicious one: docs/security-advisories.md.",
+        "What a malicious coordinator can learn besides is in docs/threat-model.md.",
     ]
     if any(one.simulated for one in found):
         points.append(

@@ -221,7 +221,8 @@ class _TrialRunner:
             run = read_run(folder)
             value = value_of(run, metric)
             if value is None:
-                known = sorted({*run.summary.scores, *run.summary.accuracies} | {what for what, _, _ in run.measured})
+                s = run.summary
+                known = sorted({*map(str, (*s.scores, *s.accuracies)), *(what for what, _, _ in run.measured)})
                 raise ConfigError(
                     f"sweep.metric: runs have no metric {metric!r}. Valid metrics are {', '.join(known)}."
                 )

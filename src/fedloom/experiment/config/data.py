@@ -1,5 +1,6 @@
 """`[data]`: the section of a config on the data set and its partition. It needs no PyTorch."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,8 @@ from fedloom.core.objects import is_object
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Fill
 from fedloom.data.encoder import OneHot, RawNumber
-from fedloom.data.options import DataOptions, Missing
+from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.options import DataOptions, Missing, Task
 from fedloom.data.schema import DataSchema
 from fedloom.data.sources import is_path
 from fedloom.experiment.config.section import Section
@@ -30,13 +32,17 @@ class ColumnConfig(Section):
 class SchemaConfig(Section):
     """`[data.row_schema]`: the schema of private rows, common to all parties.
 
-    Numeric columns are standardized by the public rows, or without them by each party's own training rows.
+    Numeric columns are standardized by `scale`, or else by the public rows, or else by each party's own training rows.
     """
 
     kind: Literal["table", "image"] = "table"
     """Rows of a table, or images."""
     columns: tuple[ColumnConfig, ...] = ()
     """The input columns in order: names of numeric columns, or tables of `name` and `categories` (table)."""
+    scale: dict[str, tuple[float, float]] | None = None
+    """Mean and s.d. of every numeric column, agreed beforehand: rows are scaled by them and cut off at 5 s.d., and a
+    missing number is the mean. Differential privacy needs it, or public rows: one row moves the mean of a party's own
+    (table)."""
     label: str = "label"
     """Name of the label column (table)."""
     classes: tuple[str, ...] = Field(min_length=2)
@@ -64,6 +70,14 @@ class SchemaConfig(Section):
                 raise ValueError(f"{field} has a duplicate value: remove it")
         if self.kind == "table" and (not names or self.label in names or self.shape is not None):
             raise ValueError("kind table needs columns, which must not include the label, and no shape")
+        numeric = {column.name for column in self.columns if not column.categories}
+        if self.scale is not None and (
+            self.scale.keys() != numeric
+            or not all(math.isfinite(mean) and 0 < sd < 1e30 for mean, sd in self.scale.values())
+        ):
+            raise ValueError(
+                "scale gives the mean and s.d. of each numeric column and of no other, such as { age = [50, 20] }"
+            )
         if self.kind == "image" and (names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1):
             raise ValueError("kind image needs a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
         return self
@@ -75,7 +89,7 @@ class SchemaConfig(Section):
             OneHot(c.name, c.categories) if c.categories else RawNumber(c.name, gaps, indicator) for c in self.columns
         )
         fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
-        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill)
+        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill, self.scale)
 
 
 class DataConfig(Section):
@@ -125,6 +139,12 @@ class DataConfig(Section):
     the median and a column that marks it. It is fitted on public rows, or on each owner's own training rows."""
     test: str | tuple[str, ...] | None = None
     """Test rows of a file: a share (as test_fraction), the column that says train or test, or names of owners."""
+    task: Task | None = None
+    """What the label of a file is: "classes" if whole numbers are names of classes, however many; None to guess."""
+    missing_words: tuple[str, ...] = MISSING_WORDS
+    """Words of a file that stand for a missing value, in every column; an empty cell always does."""
+    decimal: Decimal = "."
+    """The sign before the decimals of a number in a file, "." or ","."""
     row_schema: SchemaConfig | None = None
     """The schema of private rows, where each party's rows stay at its node."""
 
@@ -195,7 +215,10 @@ class DataConfig(Section):
     def columns(self) -> DataOptions:
         """How to read a file's columns."""
         names = self.unseen if isinstance(self.unseen, tuple) and not is_object(self.name) else ()
-        return DataOptions(self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names)
+        return DataOptions(
+            self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names, self.task,
+            self.missing_words, self.decimal,
+        )  # fmt: skip
 
     @property
     def _number_unseen(self) -> int:

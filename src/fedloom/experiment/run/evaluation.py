@@ -5,8 +5,9 @@ from typing import Any, Protocol
 
 from fedloom.core.engine import Engine
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.evaluate import Metric
+from fedloom.experiment.run.evaluate import Measured
 from fedloom.experiment.run.horizontal import HorizontalEvaluation
+from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.result import Final
 from fedloom.experiment.run.vertical import VerticalEvaluation
 from fedloom.protect.leaks import Leak
@@ -15,13 +16,13 @@ from fedloom.protect.leaks import Leak
 class Evaluation(Protocol):
     """Evaluates and summarizes horizontal, or vertical, runs."""
 
-    def main_metric(self, plan: RunPlan) -> str:
-        """The main metric, by its name in `metrics.csv`."""
+    def main_metric(self, plan: RunPlan) -> Metric:
+        """The main metric."""
 
-    def party_metrics(self, plan: RunPlan) -> set[str]:
-        """The names in `metrics.csv` of a single party's accuracy."""
+    def party_metrics(self, plan: RunPlan) -> set[Metric]:
+        """The metrics of a single party's accuracy."""
 
-    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Measured]:
         """All metrics of the current models; `final` adds those that only the end of a run has.
 
         Raises:

@@ -115,7 +115,7 @@ class Session:
         self.record = Record()
         self.done = 0
         self.evaluation = evaluation_of(plan)
-        self.main = self.evaluation.main_metric(plan)
+        self.main = str(self.evaluation.main_metric(plan))
         self.accuracy = float("nan")
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))

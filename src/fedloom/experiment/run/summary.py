@@ -21,7 +21,7 @@ from fedloom.experiment.run.evaluate import CHANCE, state_sha256
 from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.privacy import privacy_spent
 from fedloom.experiment.run.record import Record
-from fedloom.experiment.run.result import EngineUsed, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
+from fedloom.experiment.run.result import EngineUsed, Learned, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
 from fedloom.protect.leaks import Leak
 
 
@@ -122,6 +122,7 @@ def summarize(
         **evaluation_of(plan).summarize(final, names, plan),
         privacy=privacy_spent(plan, record, names),
         **({"leaks": [MeasuredLeak(**asdict(one)) for one in leaks]} if run.evaluate.leaks else {}),
+        learned=[Learned(**asdict(table)) for table in (plan.server.findings() if plan.server is not None else ())],
         agreement=final.get(("agreement", "")),
         chance=final.get((CHANCE, ""), plan.chance),
         own_chance=plan.own_chance(),

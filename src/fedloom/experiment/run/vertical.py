@@ -1,6 +1,7 @@
 """Evaluates and summarizes vertical runs: parties with different columns of the same rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from fedloom.core.evaluation import decide
 from fedloom.core.scores import calibration_error
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.attacks import label_attacks, successes
-from fedloom.experiment.run.evaluate import Metric, call_all, check_predictions, classifier_metrics, recalls
+from fedloom.experiment.run.evaluate import Measured, call_all, check_predictions, classifier_metrics, recalls
 from fedloom.experiment.run.leaks import of_columns
-from fedloom.experiment.run.metrics import GLOBAL, OWN
+from fedloom.experiment.run.metrics import GLOBAL, OWN, Metric
 from fedloom.experiment.run.result import Final, joint_scores
 from fedloom.protect.leaks import Leak
 
@@ -23,15 +24,15 @@ from fedloom.protect.leaks import Leak
 class VerticalEvaluation:
     """The evaluation of a vertical run, see `Evaluation`."""
 
-    def main_metric(self, plan: RunPlan) -> str:
+    def main_metric(self, plan: RunPlan) -> Metric:
         """Accuracy of the joint prediction."""
         return GLOBAL
 
-    def party_metrics(self, plan: RunPlan) -> set[str]:
+    def party_metrics(self, plan: RunPlan) -> set[Metric]:
         """Accuracy in the method's first evaluation mode, in which parties predict alone."""
-        return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
+        return {replace(GLOBAL, mode=eval_mode) for eval_mode in plan.cfg.eval_modes[:1]}
 
-    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Measured]:
         """Evaluate the joint prediction, each party alone in the evaluation modes, and attacks on labels."""
         labels, classes = plan.data.labels, plan.data.classes
         parts = _contributions(plan, engine, "test")
@@ -52,7 +53,7 @@ class VerticalEvaluation:
             yield "rare recall", float(right[rare].mean()), ""
         yield from recalls(classes, found.recall)
         for eval_mode in plan.cfg.eval_modes:
-            for on, metric in {"test": GLOBAL, "own": OWN}.items():
+            for on, rows in {"test": GLOBAL, "own": OWN}.items():
                 if on not in labels:
                     continue
                 replies = call_all(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
@@ -60,10 +61,9 @@ class VerticalEvaluation:
                     float((reply["predicted"].cpu().numpy() == y).mean())
                     for reply, y in zip(replies.values(), labels[on], strict=True)
                 ]
-                yield from (
-                    (f"{metric} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
-                )
-                yield f"{metric} {eval_mode} mean", float(np.mean(each)), ""
+                metric = replace(rows, mode=eval_mode)
+                yield from ((str(metric), value, engine.name(i)) for i, value in zip(replies, each, strict=True))
+                yield f"{metric} mean", float(np.mean(each)), ""
         if plan.run.evaluate.attack_labels is not None:
             yield from label_attacks(plan, _contributions(plan, engine, "aligned"), engine.name)
 

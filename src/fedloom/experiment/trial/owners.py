@@ -45,7 +45,7 @@ class Owners:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the owners."""
+        """The owners' names."""
         return self.data.owners
 
     @property
@@ -121,12 +121,13 @@ def owners_of(
 
 def held_owners(name: str) -> Owners:
     """The owners of a data set that is held under this name: see `fedloom.experiment.config.objects.data_settings`."""
-    return owners_of(find(name, DataError))
+    data: Dataset = find(name, DataError)
+    return owners_of(data, notes=data.notes)
 
 
 def _ranks(columns: Sequence[np.ndarray]) -> np.ndarray:
     """(n,) int64 ranks of the rows by these columns, the most significant first."""
-    ranks = [np.unique(v if v.dtype.kind in "biuf" else v.astype(str), return_inverse=True)[1] for v in columns]
+    ranks = [np.unique(v if v.dtype.kind == "f" else v.astype(str), return_inverse=True)[1] for v in columns]
     codes: np.ndarray = np.unique(np.stack(ranks, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return codes
 

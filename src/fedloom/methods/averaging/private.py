@@ -9,10 +9,9 @@ McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurr
     clients  the server clips each client's update to C, adds noise of standard deviation σ C to the sum, and divides by
              the number of updates
 
-With `rows`, the weights that a client sends are (ε, δ)-private for each of its rows, under a server that sends models
-of honest training, with public scaling of the columns. They are not against a malicious server: see F1 and F2 in
-docs/security-advisories.md. With `clients`, all that the server publishes is private for each client as a whole; the
-server itself sees the updates.
+With `rows`, the weights that a client sends are (ε, δ)-private for each of its rows, whatever weights it was sent,
+if columns are scaled by public numbers. With `clients`, all that the server publishes is private for each client as a
+whole; the server itself sees the updates.
 
 Differs:
     `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
@@ -34,7 +33,8 @@ from torch import Tensor, nn
 from fedloom.core.page import Guarantee, ModelError, Party
 from fedloom.methods import steps
 from fedloom.protect.accountant import ABSENT, CLIENT, Releases, epsilon
-from fedloom.protect.noise import Draws, charge, draws
+from fedloom.protect.noise import Draws, charge, draws, or_nothing
+from fedloom.protect.privacy import clipped_rows
 
 ROWS = "private rows"
 """The note of the number of rows of a client that trained with `unit = "rows"`."""
@@ -42,6 +42,8 @@ UPDATES = "private updates"
 """The note of a client that sent an update with `unit = "clients"`."""
 AT_ONCE = 64
 """Rows whose gradients are in memory at once."""
+LARGEST_STEP = 1e4
+"""Largest lr σ C: with bounded weights at the start, noise cannot make them infinite."""
 
 
 class TrainingPrivacy(BaseModel):
@@ -96,10 +98,13 @@ def subset_steps(cfg: PrivateTraining, rows: int) -> tuple[int, int]:
 
 
 def check(party: Party[PrivateTraining]) -> None:
-    """Raise ModelError if a row's gradient depends on other rows."""
-    if party.cfg.dp.unit == "rows" and any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()
-    ):
+    """Raise ModelError if a row's gradient depends on other rows, or steps are so long that weights may overflow."""
+    cfg = party.cfg
+    if cfg.dp.unit != "rows":
+        return
+    if cfg.lr * cfg.dp.sigma * cfg.dp.clip > LARGEST_STEP:
+        raise ModelError(f"params.lr * params.dp.sigma * params.dp.clip is above {LARGEST_STEP:g}: lower one of them")
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()):
         raise ModelError(
             'params.dp.unit = "rows" bounds each row\'s own gradient, but this network has BatchNorm, by which rows '
             'affect each other: set models.norm = "group", or choose a network without it'
@@ -126,7 +131,9 @@ def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
 def dp_step(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], size: int) -> None:
     """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
     dp, like = party.cfg.dp, [party.params[k] for k in names]
-    total = clipped_sum(party, names, rng.included(len(party.data), size / len(party.data)))
+    which = rng.included(len(party.data), size / len(party.data))
+    nothing = torch.zeros(sum(w.numel() for w in like), dtype=torch.float64, device=party.context.device)
+    total = or_nothing(party, lambda: clipped_sum(party, names, which), nothing)
     flat = rng.blur(total, dp.sigma * dp.clip, dp.clip).div(size).to(like[0].dtype)
     parts = flat.split([w.numel() for w in like])  # type: ignore[no-untyped-call]
     gradient = {k: part.view(w.shape) for k, part, w in zip(names, parts, like, strict=True)}
@@ -140,14 +147,8 @@ def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tens
         x, y = party.data.x(some), party.data.y(some)
         rows = party.row_gradients(partial(steps.cross_entropy, party), x, y, of=names)
         each = torch.cat([rows[k].flatten(1) for k in names], 1).double()
-        total += (each * clipping(each, party.cfg.dp.clip)[:, None]).sum(0)
+        total += clipped_rows(each, party.cfg.dp.clip).sum(0)
     return total
-
-
-def clipping(each: Tensor, most: float) -> Tensor:
-    """The factors (n,) that shorten vectors (n, d) to norm `most`; 0 for one that is not finite."""
-    norms = each.norm(dim=1)
-    return torch.where(norms.isfinite(), most / norms.clamp_min(most), 0.0)
 
 
 # -- clients: at the server ----------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def noisy_average(server: Any, replies: Mapping[int, Any], t: int) -> None:
     old = torch.cat([w.flatten() for w in start.values()]).double()
     sent = torch.stack([torch.cat([r["weights"][k].flatten() for k in start]) for r in replies.values()]).double()
     change = sent - old
-    total = (change * clipping(change, dp.clip)[:, None]).sum(0)
+    total = clipped_rows(change, dp.clip).sum(0)
     new = old + draws(server, "dp-fedavg", t).blur(total, dp.sigma * dp.clip, dp.clip) / len(replies)
     parts = new.split([w.numel() for w in start.values()])  # type: ignore[no-untyped-call]
     server.weights = {k: part.view(w.shape).to(w.dtype) for (k, w), part in zip(start.items(), parts, strict=True)}

@@ -115,17 +115,17 @@ def encode_answer(
     return changes(labels, before[rows], cfg.bits), before.index_copy(0, rows, labels)
 
 
-def decode_labels(client: Party[CFDConfig], message: Any, heard: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
-    """The server's probabilities (B, K) on the i-th public batch, and the labels `heard` after them."""
+def decode_labels(client: Party[CFDConfig], message: Any, received: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
+    """The server's probabilities (B, K) on the i-th public batch, and the labels `received` after them."""
     cfg, classes = client.cfg, client.context.classes
     if cfg.bits_down is None:
-        return F.softmax(cfg.decode_dense(message, classes), -1), heard
+        return F.softmax(cfg.decode_dense(message, classes), -1), received
     if not cfg.delta_coding:
         labels = checked(unpack(message, cfg.bits_down, cfg.batch_size, classes), cfg.bits_down)
-        return probabilities(labels), heard
+        return probabilities(labels), received
     rows = public_numbers(client, t, i)
-    labels = merged(message, heard[rows], cfg.bits_down)
-    return probabilities(labels), heard.index_copy(0, rows, labels)
+    labels = merged(message, received[rows], cfg.bits_down)
+    return probabilities(labels), received.index_copy(0, rows, labels)
 
 
 # -- the parties -------------------------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ class CFDClient(Party[CFDConfig]):
     """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
-    STATE = ("params", "buffers", "opt", "sent", "heard")
+    STATE = ("params", "buffers", "opt", "sent", "received")
     CALLS = ("local_train", "introduce", "predict", "distil")
     SUMMED = ("predict",)
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """The network; `sent` and `heard`: the label memories of both directions."""
+        """The network; `sent` and `received`: the label memories of both directions."""
         self.network(self.context.build(), Adam(self.cfg.lr))
-        self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+        self.sent, self.received = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
 
     def local_train(self, *, t: int) -> None:
         """Round t's τ steps on CE(y, p_n)."""
@@ -159,7 +159,7 @@ class CFDClient(Party[CFDConfig]):
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
         """One step on KL(g || p_n); `labels` (B, K) are the server's, encoded."""
-        target, self.heard = decode_labels(self, labels, self.heard, t, i)
+        target, self.received = decode_labels(self, labels, self.received, t, i)
         x = public_batch(self, t, i)
         self.descend(x, kl_gradient(target, self.forward(x)) / len(x))
 
@@ -169,14 +169,14 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
     """A client without a network: its next fit has the server's labels."""
 
     ROLE = "client"
-    STATE = ("targets", "fitted", "sent", "heard")
+    STATE = ("targets", "fitted", "sent", "received")
     CALLS, SUMMED = CFDClient.CALLS, CFDClient.SUMMED
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `heard`: the label memories."""
+        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `received`: the label memories."""
         super().setup()
-        self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+        self.sent, self.received = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         """The answer to the public batch; see `encode_answer`."""
@@ -186,7 +186,7 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
         """Keep the server's `labels` (B, K), encoded, for the next fit."""
-        target, self.heard = decode_labels(self, labels, self.heard, t, i)
+        target, self.received = decode_labels(self, labels, self.received, t, i)
         steps.set_targets(self, target, t, i)
 
 

@@ -11,8 +11,8 @@ A round has a private stage on own rows, then a transfer stage on P:
 
 Two classes should have correlation -1, in paper and code alike, though no three classes can have it pairwise.
 p_previous are the client's own answers at the start of the stage: after the last transfer stage, they hold what it
-learned from others. p_pretrained are those of its pretrained model, which has seen own rows only. Z_n (B, K) are its
-logits on a public batch, each class standardized over the batch, and Z̄ likewise those of the mean answer.
+learned from others. p_pretrained are its pretrained model's answers, which has seen own rows only. Z_n (B, K) are its
+logits on a public batch, each class standardized over the batch, and Z̄ likewise the mean answer's logits.
 
 Messages: logits on public batches up, their mean down, τ K B numbers each way. Others see only a client's answers. It
 keeps the weights of its pretrained model beside its own.
@@ -22,7 +22,7 @@ counted as iterations: a comparison by iterations gives FCCL that much more loca
 
 Differs:
     The mean is over all clients, including the receiver, as in the second version of the code. The first version
-        replaces the receiver's answer by that of its model of the previous round.
+        replaces the receiver's answer by the answer of its model of the previous round.
     Every standard deviation includes `EPS`, so that a class whose logits are constant gives no NaN. It is the unbiased
         one while C divides by B, so that even equal answers give C_ii = 1 - 1/B.
     The authors start from fully trained models and use public batches of 128 to 512. Here a model is pretrained for

@@ -9,7 +9,7 @@ A round has a private stage on own rows, then a transfer stage on P:
     private:   CE(y, f_n) + T² KL(q_previous || q_n),    q = softmax of f / T over the K - 1 classes that are not y
     transfer:  FCCL's loss of f_n against f̄ + 3 KL(softmax(s̄ / 0.02) || softmax(s_n / 0.02)) over the rows of s
 
-s_n (B, B - 1) are the cosines of each public row's features with those of the others in its batch; f̄ and s̄ are the
+s_n (B, B - 1) are the cosines of each public row's features with the other rows' in its batch; f̄ and s̄ are the
 means of the clients' logits and cosines. The label is left to cross-entropy: a client learned the other classes from
 others, so only the proportions of these are preserved.
 

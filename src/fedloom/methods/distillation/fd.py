@@ -17,7 +17,7 @@ What a client receives about classes that it has no rows of does not enter its l
 Differs:
     Answers are averaged as logits, and softmax makes a target of the mean, as everywhere in this family; with
         `average = "probabilities"` they are averaged after softmax.
-    Answers are taken from the forward passes of the local steps: each is that of the weights before its step.
+    Answers are taken from the forward passes of the local steps: each is the answer of the weights before its step.
     The mean over others is over those that have the class, not over all. A class that no other client has in a round
         has no target in the next, as in the first round: there the loss is CE alone. A client that is not sampled in a
         round keeps its targets.
@@ -59,14 +59,14 @@ class FDClient(Party[FDConfig]):
     """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
-    STATE = ("params", "buffers", "opt", "heard")
+    STATE = ("params", "buffers", "opt", "received")
     CALLS = ("update", "hear")
 
     def setup(self) -> None:
-        """`heard`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
+        """`received`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         classes, device = self.context.classes, self.context.device
-        self.heard: dict[str, Tensor] = {
+        self.received: dict[str, Tensor] = {
             "means": torch.zeros(classes, classes, device=device),
             "known": torch.zeros(classes, dtype=torch.bool, device=device),
         }
@@ -84,7 +84,7 @@ class FDClient(Party[FDConfig]):
 
     def gradient_by_row(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient (B, K) per row of V in the logits f (B, K), y (B,)."""
-        means, known = self.heard["means"], self.heard["known"]
+        means, known = self.received["means"], self.received["known"]
         labels = torch.eye(self.context.classes, device=f.device)
         targets = F.softmax(means, -1) if self.cfg.average == "logits" else means
         pull = kl_gradient(targets[y], f) * known[y][:, None]
@@ -92,7 +92,7 @@ class FDClient(Party[FDConfig]):
 
     def hear(self, *, means: Tensor, known: Tensor) -> None:
         """Keep the others' mean answers."""
-        self.heard = {"means": means, "known": known}
+        self.received = {"means": means, "known": known}
         self.note("classes with a target", known.sum())
 
 

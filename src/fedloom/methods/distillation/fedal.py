@@ -273,7 +273,7 @@ class FedALClient(Party[FedALConfig]):
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """Line 1. `reference` is that of (14): a round t, and the logits (τ, B, K) on its public batches."""
+        """Line 1. `reference` is (14)'s frozen model: a round t, and the logits (τ, B, K) on its public batches."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
 

@@ -81,7 +81,7 @@ class FensConfig(robust.RobustSettings, steps.TrainingConfig):
 
 
 def first_weights(kind: Aggregator, clients: int, classes: int, hidden: int) -> dict[str, Tensor]:
-    """The initial weights of an aggregator: those of the mean, or of a network drawn from torch's generator."""
+    """The initial weights of an aggregator: the weights of the mean, or of a network drawn from torch's generator."""
     if kind != "network":
         shape = (clients, classes) if kind == "class-weights" else (clients, 1)
         return {"weight": torch.full(shape, 1 / clients), "bias": torch.zeros(classes)}
@@ -154,7 +154,7 @@ class FensClient(Party[FensConfig]):
     answers: Tensor
 
     def setup(self) -> None:
-        """No other models yet. `answers` are those of all models (n, M, K) to the held-out rows."""
+        """No other models yet. `answers` (n, M, K) are all models' answers to the held-out rows."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.members, self.aggregator = {}, {}
         self.answers = torch.empty(0, device=self.context.device)

@@ -150,7 +150,7 @@ def stacked(replies: Mapping[int, Any], name: str, parties: int) -> Tensor:
 
 
 def log_probs(logits: Tensor) -> Tensor:
-    """Log-probabilities (n, K), none below that of `FLOOR`."""
+    """Log-probabilities (n, K), none below the logarithm of `FLOOR`."""
     return F.softmax(logits, -1).clamp_min(FLOOR).log()
 
 

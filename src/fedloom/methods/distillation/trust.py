@@ -11,7 +11,7 @@ so weights come from densities and average probabilities, not logits. The settin
     uniform      equal weights, as the papers of these methods have them
     confidence   softmax of -H(p_n(x)) / T over clients; nothing more is sent
     distance     softmax of -(d_n(x) / h) / T: d_n is the mean distance to the k nearest own rows
-    select       clients whose d_n(x) is within the 75 % quantile of that of their own rows; all clients, if none is
+    select       clients whose d_n(x) is within the 75 % quantile of their own rows' distances; all clients, if none is
     kernel       ∝ n_n max(⟨φ(x), μ_n⟩, 10^-3): μ_n is a mean embedding of the own rows, with noise (`protect.kernel`)
 
 Sources: `select` after J. Shao, F. Wu, J. Zhang, "Selective knowledge sharing for privacy-preserving federated
@@ -122,7 +122,7 @@ class TrustSettings(robust.RobustSettings):
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of the mean embeddings, one of each client."""
+        """The privacy guarantee of the mean embeddings, one of each client."""
         if self.trust != "kernel" or not self.trust_epsilon:
             return ()
         sigma = noise_for(self.trust_epsilon, self.trust_delta)
@@ -378,7 +378,7 @@ def weighted(answers: Tensor, weights: Tensor) -> Tensor:
 
 
 def without(own: Tensor, mean: Tensor, share: Tensor) -> Tensor:
-    """The weighted mean (B, K) of the others, from that of all, the own answer (B, K) and its weights `share` (B,).
+    """The weighted mean (B, K) of the others, from the mean of all, the own answer (B, K) and its weights `share` (B,).
 
     Where nobody else knows the row there is nothing to learn: there it is the own answer.
     """

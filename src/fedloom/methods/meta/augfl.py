@@ -319,8 +319,8 @@ class AugFLServer(Party[AugFLConfig]):
                 self.crd = map_tensors(lambda x: x.to(self.context.device), begun)  # type: ignore[assignment]
             maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
-            strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
-            value, z = crd.loss(self.crd, vectors, which, strangers, cfg.crd_temperature, cfg.crd_negatives)
+            negative_rows = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
+            value, z = crd.loss(self.crd, vectors, which, negative_rows, cfg.crd_temperature, cfg.crd_negatives)
             terms["crd"] = cfg.crd * value
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())

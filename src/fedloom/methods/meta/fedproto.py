@@ -88,11 +88,11 @@ class FedProtoClient(Party[FedProtoConfig]):
         network = PrototypedNetwork(self.context.build(), self.context.classes)
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
-    def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `heard`, if there are any, and compute own ones; for a secure
-        sum each times the share of its class in the own rows."""
+    def update(self, *, t: int, received: dict[str, Tensor]) -> dict[str, Tree]:
+        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute own ones; for a
+        secure sum, each times the share of its class in the own rows."""
         cfg = self.cfg
-        self._receive(heard)
+        self._receive(received)
         steps.reset_optimizer(self)
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
             self.train(self._batch_loss, self.epochs(n, size=cfg.batch_size))
@@ -209,7 +209,7 @@ def round(
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.context.classes
     template = {"prototypes": floats(classes, None), "counts": Shape("int64", classes)}
-    shared = {"t": t, "heard": server.prototypes}
+    shared = {"t": t, "received": server.prototypes}
     if cfg.secure:
         width = Features(server.context.build()).width
         like = {"prototypes": floats(classes, width), "shares": floats(classes), "rows": Shape("int64")}

@@ -40,9 +40,9 @@ Differs:
     Cheap mode sends three messages per pair instead of two: the trained body follows the probe.
     Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here noise of standard
         deviation σ C0 / L is added to φ (the mean of L row gradients, each clipped to C0), or to the clipped change of
-        the body. Only the first has an (ε, δ), which covers a sent φ alone: bodies and losses are sent without noise,
-        and the choice of neighbours, which is sent too, tells about φ without noise. φ is then computed at the initial
-        head: the own one was trained on the own rows without noise.
+        the body. Only the first has an (ε, δ), and only with `threshold="anchored"`: it covers φ and the choice
+        of neighbours, which then compares what was sent. Bodies and losses are sent without noise. φ is computed at
+        the initial head: the own one was trained on the own rows without noise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,12 +75,12 @@ class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
 
 @final
 class AfindPeer(selection.SelectingPeer[AfindConfig]):
-    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `heard` also has `shares`
+    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `replies` also has `shares`
     (m,), the neighbours' shares of ϖ among themselves, their mean body by these (`bodies`), and its `mass`."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard")
-    CALLS = ("choose", "strangers", "compare", "reckon", "gather", "update", "train_once", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies")
+    CALLS = ("choose", "candidates", "compare", "estimate", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
 
     def setup(self) -> None:
@@ -114,33 +114,33 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ until `update`."""
-        self.reckon(t=t, inbox=inbox)
+        self.estimate(t=t, inbox=inbox)
         if len(inbox) < robust.least_replies(self.cfg):
             return
         losses = torch.stack([r["loss"] for r in inbox.values()])
         shares = selection.weigh(losses, self.cfg)
-        dense = losses.new_zeros(len(self.friends["p"]))
+        dense = losses.new_zeros(len(self.neighbours["p"]))
         dense[[int(j) for j in inbox]] = shares
         sent = [r["weights"] for r in inbox.values()]
         even = self.cfg.robust == "none"
         bodies = weighted_mean(sent, shares.tolist()) if even else robust.around(self, sent, shares.tolist())
-        self.heard = {**self.heard, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
+        self.replies = {**self.replies, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
 
     def update(self, *, t: int) -> None:
         """Line 12, the own training, and line 13 with it."""
-        cfg, heard = self.cfg, self.heard if self.heard["t"] == t else {}
-        before = heard["before"] if heard else selection.proxy(self, t)[1]
+        cfg, replies = self.cfg, self.replies if self.replies["t"] == t else {}
+        before = replies["before"] if replies else selection.proxy(self, t)[1]
         steps.local_sgd(self, t=t)
-        self.note("trainings", 1 + heard["who"].sum() if heard else 1.0)
-        row = self.friends["me"].float()
-        if "bodies" in heard:
+        self.note("trainings", 1 + replies["who"].sum() if replies else 1.0)
+        row = self.neighbours["me"].float()
+        if "bodies" in replies:
             loss = selection.smoothed(selection.probe_loss(self, t), before, cfg.gamma)
-            share = torch.sigmoid(log_mass(loss[None], cfg) - heard["mass"])  # ϖ_ii
+            share = torch.sigmoid(log_mass(loss[None], cfg) - replies["mass"])  # ϖ_ii
             own = steps.shared_weights(self)
-            steps.set_weights(self, {k: torch.lerp(heard["bodies"][k], w, share) for k, w in own.items()})
-            row = share * row + (1 - share) * heard["shares"]
+            steps.set_weights(self, {k: torch.lerp(replies["bodies"][k], w, share) for k, w in own.items()})
+            row = share * row + (1 - share) * replies["shares"]
         self.note("mixing", row)
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     # -- cheap: every peer trains once, from its own body ---------------------------------------------
 
@@ -156,7 +156,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
         robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""

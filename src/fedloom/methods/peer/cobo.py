@@ -23,7 +23,7 @@ Differs:
     A round is `epochs` towards the x_k of its start, not one step. One step a round is the paper.
     The number of pairs is rounded and fixed for a round, not drawn for each pair.
     Momentum starts at 0 in each round and includes the pull, as in Ditto. The code has m <- 0.9 m + 0.1 g.
-    With a personal head x is the body; gradients are those of the body, with each peer's own head.
+    With a personal head x is the body; gradients are the body's, with each peer's own head.
     A pair of which only one peer gets the other's reply has different w from then on.
 """
 

@@ -7,7 +7,7 @@ Each peer i has a shared model w_i and a personal one v_i. A round:
 
     v_i <- SGD on F_i(v) + λ/2 |v - w_i|², from v_i, for `personal_epochs`
     w_i <- local training from w_i
-    w_i <- mean of the neighbours' w_j and its own: equal weights, or those of AFIND+
+    w_i <- mean of the neighbours' w_j and its own: equal weights, or AFIND+'s
 
 v_i is evaluated; it never leaves the peer, and w_i does not depend on it.
 
@@ -63,8 +63,8 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
-    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "personal")
+    CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
 
     def setup(self) -> None:
@@ -110,12 +110,12 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
         return {"weights": steps.shared_weights(self), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The mean of the own shared weights and those of the neighbours that replied."""
+        """The mean of the own shared weights and the weights of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
         robust.mix(self, models, shares)
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the personal model, and fine-tune it in the mode "tuned"."""

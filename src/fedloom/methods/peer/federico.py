@@ -18,7 +18,7 @@ With k = 0 every peer trains alone.
 Reading, where the papers are silent:
     π starts uniform. A neighbour that has never replied keeps its π, and the others share the rest.
     The first training, before any r, has equal row weights.
-    Row weights are divided by their mean, so that steps are as long as those of other methods.
+    Row weights are divided by their mean, so that steps are as long as in other methods.
     ε applies to each of the k draws. They are without replacement.
     `loss_momentum` is the weight of old losses.
 
@@ -119,7 +119,7 @@ class FedericoPeer(Party[FedericoConfig]):
         return mask
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """New losses, new π, and the mean by π of the own model and those of the neighbours that replied."""
+        """New losses, new π, and the mean by π of the own model and the models of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         ids = list(models)
         self.update_mixture(ids, self.losses(list(models.values())))

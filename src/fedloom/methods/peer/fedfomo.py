@@ -57,22 +57,23 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     """A peer, its model, p (m,) in `helped`, and its shared weights at the start of the round in `began`."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
-    CALLS = ("choose", "strangers", "compare", "reckon", "pick", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "helped", "began")
+    CALLS = ("choose", "candidates", "compare", "estimate", "pick", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
 
     def setup(self) -> None:
         """The initial network; p = 0."""
         steps.init_network(self)
         selection.init(self)
-        self.helped: dict[str, Any] = {"p": torch.zeros_like(self.friends["p"])}
+        self.helped: dict[str, Any] = {"p": torch.zeros_like(self.neighbours["p"])}
         self.began: dict[str, Tensor] = {}
 
     # -- a round -------------------------------------------------------------------------------------
 
     def pick(self, *, t: int, here: Tensor) -> Tensor:
         """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
-        near, rng, cfg = here.to(self.friends["near"].device) & self.friends["near"], self.stream("pick", t), self.cfg
+        near, rng, cfg = self.neighbours["near"], self.stream("pick", t), self.cfg
+        near = here.to(near.device) & near
         explores = rng.random() < cfg.epsilon
         order = near.nonzero().flatten().cpu()
         order = order[torch.from_numpy(rng.permutation(len(order)))]
@@ -108,7 +109,7 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
         steps.set_weights(self, mean)  # type: ignore[arg-type]
         steps.note_mixing(self, shares if helps else {me: 1.0})
         self.note("no model lowered the loss", float(not helps))
-        self.began, self.heard = {}, {"t": -1}
+        self.began, self.replies = {}, {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out rows."""

@@ -1,4 +1,4 @@
-"""Gossip averaging: every peer trains, then averages its weights with those of some random neighbours.
+"""Gossip averaging: every peer trains, then averages its weights with some random neighbours' weights.
 
 Paper: S. Boyd et al., "Randomized Gossip Algorithms", IEEE Transactions on Information Theory 2006; in learning,
 e.g. M. Blot et al., "Gossip Training for Deep Learning", 2016. Here as the baseline of AFIND+ (its section 4.1):
@@ -64,7 +64,7 @@ class GossipPeer(Party[GossipConfig]):
         return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The mean of the own model and those of the neighbours that replied."""
+        """The mean of the own model and the models of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         robust.mix(self, models, dict.fromkeys(models, 1.0))
 

@@ -7,7 +7,7 @@ Federated Learning", 2022 (arXiv 2208.08934), with SimSiam; read with the author
 A party has a cross and a local encoder, the latter in two parts, bottom and top, and above each a projector and a
 predictor. A round below `pretrain_rounds`:
     1. Cross-party (`step_cross_model`): of each aligned batch every party projects its own columns. Each party but the
-       first learns to predict the first party's projections, the first learns to predict those of all others.
+       first learns to predict the first party's projections, the first learns to predict the projections of all others.
     2. Guided local (`compute_local_loss`): SimSiam on two views of own rows, plus agreement of the local prediction of
        a view with the cross projection of the same view. It moves the local encoder alone.
     3. Partial model aggregation (`aggregate_fedavg`): the mean over parties, weighted by rows, of tops and local heads.

@@ -304,7 +304,7 @@ class PrototypeParty(Party[ProtoT_co]):
         return logits(embedded, self.prototypes, self.prior, self.cfg)
 
     def contribution(self, *, on: str) -> Tensor:
-        """Embeddings (n, d) for a joint evaluation, with noise. Those of the aligned people are without noise, because
+        """Embeddings (n, d) for a joint evaluation, with noise. The aligned people's are without noise, because
         the party itself would attack with them. Before it has received prototypes, the party has not calibrated yet."""
         if on != "aligned":
             return with_noise(self, self.infer(self.context.tests[on].every), f"{on} embeddings")

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError, did_you_mean
+from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
 from fedloom.data.options import DataOptions, Missing, OwnFile
@@ -18,6 +19,7 @@ from fedloom.data.roles import allowed, own_rows
 from fedloom.data.schema import read_columns
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import PLANNERS
+from fedloom.experiment.plan.settings.rows import unbounded
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint, local
@@ -146,6 +148,8 @@ class NodeConfig(FileSection):
     min_rows: int = Field(20, ge=1)
     """With rows or columns of its own: smallest number of rows that a run may train on, and test on. The coordinator
     chooses the split, and the loss of a single row would reveal it."""
+    min_sum: int = Field(5, ge=3)
+    """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about each."""
     secret_noise: bool = True
     """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator, which knows the seed,
     could subtract the noise. Set it to false only to reproduce a run on one machine."""
@@ -266,6 +270,8 @@ def _violations(
         yield f"this node has no data {run.data.name!r}"
         return
     data, form = config.data[run.data.name], run.data.row_schema
+    if data.rows is not None and run.faults != Faults():
+        yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:
         options = data.own.options
         if others := [column.name for column in form.columns if not allowed(column.name, options)]:
@@ -277,6 +283,8 @@ def _violations(
                 f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} in the run; indicator "
                 "must be set in both or in neither, as it adds columns"
             )
+        if words := unbounded(run, cfg, data.public is not None):
+            yield words
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
     own = run.data.own or run.columns.private

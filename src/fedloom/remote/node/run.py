@@ -55,6 +55,7 @@ class NodeRun:
         heard: time of the coordinator's last heartbeat.
         scored: the conditions of scores of its own rows; None where there are none.
         sums: the run's secure sums.
+        covered: the notes that may be sent of a party whose messages have a guarantee; empty for any other party.
         over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
     """
 
@@ -71,6 +72,7 @@ class NodeRun:
     heard: float = field(default_factory=monotonic)
     scored: "Scored | None" = None
     sums: SumKeeper | None = None
+    covered: frozenset[str] = frozenset()
     over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -87,7 +89,7 @@ class NodeRun:
         return key
 
     def hold(self, first: int, end: int) -> None:
-        """Drop replies left for peers, except those of calls `first` to `end - 1`."""
+        """Drop replies left for peers, except the replies of calls `first` to `end - 1`."""
         self.left = {key: left for key, left in self.left.items() if first <= left[0] < end}
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
 

@@ -28,13 +28,14 @@ from fedloom.experiment.plan.build import resolve
 from fedloom.experiment.plan.node_party import NodeParty, build_party, suspicious
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases
+from fedloom.protect.noise import SIMULATED
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.frames import MOST_WORDS, digest
 from fedloom.remote.node import config as policy
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, NodeData
 from fedloom.remote.node.looks import LookBudget, split_seed
-from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper
+from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.privacy_ledger import PrivacyLedger
@@ -247,7 +248,10 @@ class NodeService:
                 run, facts["caller"], facts["start"], members, place, store, light(last), self.config.notes
             )
             node_run.scored = self._scored(facts, place)
-            node_run.sums = SumKeeper(self.config, self.credentials, members, f"{run}/{facts['start']}")
+            if place.own and self._secret is not None and place.party.cfg.promises:
+                node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
+            context, record = f"{run}/{facts['start']}", SumRecord(self._folder)
+            node_run.sums = SumKeeper(self.config, self.credentials, members, context, record)
             return node_run
 
         node_run = await self._work(start)
@@ -380,6 +384,8 @@ class NodeService:
     async def _digest(self, caller: str, body: bytes) -> bytes:
         node_run = await self._node_run(caller, payload.unpack(body, _WHICH)[0])
         async with node_run.lock:
+            if node_run.place.counts is not None and self._secret is not None:  # a hash answers any guess of rows
+                return payload.pack({"sha256": ""})
             sha256 = await self._work(lambda: message.digest(node_run.party.state()))
             self.audit.write("sent the state's hash", caller, run=node_run.run, hash=sha256)
             return payload.pack({"sha256": sha256})
@@ -427,7 +433,10 @@ class NodeService:
                 def turn() -> bytes:
                     if monotonic() > end:
                         raise CallRefused(rpc_errors.LATE, "the deadline passed before the call's turn")
-                    self._limit = TimeLimit(min(end - monotonic(), self.config.max_call_seconds))
+                    most_seconds = self.config.max_call_seconds
+                    if not node_run.covered:  # or the caller's deadline could tell how long the rows took
+                        most_seconds = min(end - monotonic(), most_seconds)
+                    self._limit = TimeLimit(most_seconds)
                     return work(node_run, request, rest, fetched, missing, self._limit, most)
 
                 reply = await self._work(turn, node_run)
@@ -501,6 +510,8 @@ class NodeService:
                 raise node_run.gone()
             if torch.get_num_threads() != 1:  # as in every engine
                 torch.set_num_threads(1)
+            covered = node_run is not None and bool(node_run.covered)
+            torch.set_flush_denormal(covered)  # the slowness of tiny numbers would tell of rows
             try:
                 return work()
             finally:

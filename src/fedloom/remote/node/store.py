@@ -64,7 +64,7 @@ class Store:
         write_atomically(self.folder / "run.json", text.encode())
 
     def facts(self) -> dict[str, Any] | None:
-        """The facts of the run; None if there are none, or those of another version of fedloom."""
+        """The facts of the run; None if there are none, or another version of fedloom wrote them."""
         try:
             facts = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

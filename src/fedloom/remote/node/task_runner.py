@@ -22,6 +22,9 @@ from fedloom.remote.node.time_limit import TimeExpired, TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, refused
 
 _LARGE: Final = message.Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
+LARGEST: Final = 1e4
+"""Largest number in the arguments of a party whose messages have a guarantee: a larger one could overflow, or not, as
+a row has it."""
 _log = logging.getLogger("fedloom.node")
 
 
@@ -65,11 +68,13 @@ def work(
             for task in request["tasks"]:
                 result = _task(node_run, task, request, shared, rest, fetched, watch)
                 if request["mask"] is not None:
-                    result = _masked(node_run, result, expect, request["mask"])
+                    result = _masked(node_run, result, request, shared)
                 lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
         if watch.changed() and party._network is not None:
             message.check_finite(party.net.state()["params"])
         notes = _finite(party.take_notes())
+        if node_run.covered:  # others depend on rows
+            notes = {name: note for name, note in notes.items() if name in node_run.covered}
         head: Tree = {"lines": lines, "notes": notes if node_run.notes else {}, "missing": missing}
         reply = payload.pack(head, *replies)
         entry = StoredState(node_run.start, request["call"], max(t, node_run.last.round), reply, party.state())
@@ -80,6 +85,9 @@ def work(
     except BaseException as error:
         node_run.hold(request["floor"], request["call"])  # drop replies of this call, which is not on disk
         node_run.undo()
+        if node_run.covered and not isinstance(error, CallRefused | PrivacyBudgetSpent):
+            _log.error("call %d failed", request["call"], exc_info=error)
+            raise CallRefused(rpc_errors.FAILED, "this node failed to answer; the reason is in its log") from None
         if isinstance(error, TimeExpired):
             raise CallRefused(
                 rpc_errors.LATE, "the call took longer than its deadline, or than this node allows"
@@ -92,11 +100,13 @@ def work(
     return reply
 
 
-def _masked(node_run: NodeRun, reply: Tree | Failure, expect: Template, mask: Any) -> Tree | Failure:
-    """A reply as part of a secure sum."""
+def _masked(node_run: NodeRun, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
+    """A reply as part of a secure sum, whose parties have no arguments of their own."""
+    if any(task["each"] is not None or task["reply_refs"] for task in request["tasks"]):
+        raise refused("a call whose reply is part of a sum has the same arguments for all nodes")
     assert node_run.sums is not None
     try:
-        return node_run.sums.masked(reply, expect, mask)
+        return node_run.sums.masked(reply, request, shared)
     except MessageError as error:
         raise CallRefused(
             rpc_errors.MALFORMED, "the steps of this secure sum do not allow a vector", str(error)
@@ -112,6 +122,8 @@ def _task(
     fetched: Mapping[tuple[int, str], Tree],
     watch: "_Watch",
 ) -> Tree | Failure:
+    if task["fault"] is not None and node_run.place.counts is not None:  # a fault could undo a mask, or noise
+        raise refused("faults are for tests on public data sets, not for this node's own rows or columns")
     each = {**(payload.decoded(rest, task["each"]) or {})}
     for name, refs in (task["reply_refs"] or {}).items():
         if isinstance(refs, dict):  # messages that could not be fetched are left out
@@ -127,6 +139,8 @@ def _task(
         method == "contribution" and given.get("on") != "test"
     ):  # checked after merging: a task's arguments win over shared
         raise refused("contributions are for test rows only: call contribution with on = 'test'")
+    if node_run.covered and not _bounded(given):
+        raise refused(f"arguments for a party with differential privacy must be numbers of at most {LARGEST:g}")
     scored = node_run.scored if method == "score" else None
     if scored is not None:
         if given.get("broadcast") and not scored.broadcasts:
@@ -140,6 +154,8 @@ def _task(
         raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such method") from None
     if isinstance(reply, Failure) and reply.trace:
         _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
+    if isinstance(reply, Failure) and node_run.covered:
+        return Failure("raised")
     if scored is not None and isinstance(reply, dict):
         node_run.write_scores(given)
     if scored is not None and scored.secret is not None and isinstance(reply, dict):
@@ -194,6 +210,13 @@ class _Watch:
 
     def _own(self) -> bytes:
         return message.encode(self._party.own_state(), _LARGE)
+
+
+def _bounded(given: Mapping[str, Tree]) -> bool:
+    """Whether all numbers of these arguments are at most `LARGEST`; NaN is not."""
+    tensors: list[torch.Tensor] = []
+    message.map_tensors(lambda x: tensors.append(x) or x, dict(given))  # type: ignore[func-returns-value]
+    return all(bool((x.abs() <= LARGEST).all()) for x in tensors if x.is_floating_point())
 
 
 def _finite(notes: Mapping[str, Note]) -> dict[str, Note]:

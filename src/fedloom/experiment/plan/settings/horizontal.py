@@ -1,5 +1,6 @@
 """The horizontal setting: parties with different rows of the same columns, partitioned or private."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,8 @@ from fedloom.core import graphs
 from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
-from fedloom.data.dataset import Dataset, DatasetInfo
+from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
+from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
@@ -22,7 +24,7 @@ from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, 
 from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names
+from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names, unbounded
 
 
 class Horizontal:
@@ -68,11 +70,13 @@ class Horizontal:
     ) -> RunPlan:
         """The plan of a run: see `Planner`."""
         graph = run.topology.graph(run.data.clients, run.seed)
-        clients = run.data.clients
+        clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
-            data, own, public, tests = _private(run, files, at)
+            if words := unbounded(run, cfg, files.public is not None):
+                raise ConfigError(words)
+            data, own, public, tests = _private(run, files, at, cfg.promises, raw)
         else:
-            data, own, public, tests = _partitioned(run, files)
+            data, own, public, tests = _partitioned(run, files, raw)
         if "public rows" in method.needs and run.data.own and files.public is None:
             file, example = (
                 "federation.toml" if at is None else "node.toml",
@@ -86,14 +90,17 @@ class Horizontal:
         assert data.dataset is not None
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(run, method, data.dataset, architectures)
+        if raw:  # the method has models of its own
+            architectures = (method.name,) * clients
         server = ClientContext(
             id=0,
             seed=run.seed,
             parties=clients,
             classes=len(data.classes),
             data=own(None),
-            network=server_network,
+            network=None if raw else server_network,
             device=run.engine.device,
+            **(raw_columns(data.dataset) if raw else {}),
         )
         contexts = [
             replace(
@@ -102,7 +109,7 @@ class Horizontal:
                 neighbours=graphs.Others(clients, n) if graph is None else graph[n],
                 data=own(n),
                 public=public,
-                network=client_networks[n],
+                network=None if raw else client_networks[n],
                 tests=tests(n),
             )
             for n in range(clients)
@@ -123,9 +130,16 @@ _Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet
 a function from a client to its test rows by name."""
 
 
-def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
-    """The rows of a partitioned data set, in one pool."""
-    dataset, shares = data_of(run, files)
+def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
+    """The names of a data set's columns, and the words of each that is a category. Pixels are numbered."""
+    size = math.prod(dataset.input_shape)
+    names = dataset.columns if len(dataset.columns) == size else tuple(map(str, range(size)))
+    return {"columns": names, "words": dataset.words or ((),) * size}
+
+
+def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
+    """The rows of a partitioned data set, in one pool; neither scaled nor filled if `raw`."""
+    dataset, shares = data_of(run, files, raw=raw)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y = rows(shares.test), dataset.y
 
@@ -148,7 +162,7 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
         describe=lambda: {
             "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
             "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
-            "standardized_by": basis(dataset, shares),
+            "standardized_by": "" if raw else basis(dataset, shares),
             "notes": list(dataset.notes),
             "public": len(shares.public),
             "public_sha256": public,
@@ -169,11 +183,11 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
+def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool, raw: bool) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns are standardized by the public rows, or without them by each party's own training rows, which also fill the
-    missing numbers of the party's own rows.
+    Columns are standardized by the agreed scale, or else by the public rows, or else by each party's own training rows,
+    which also fill the missing numbers of the party's own rows. If `raw`, they stay as they are.
 
     Raises:
         ConfigError: a required file is not named.
@@ -189,14 +203,24 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
     if own is None and (at is not None or run.data.server_rows):
         whose = "the server" if at is None else f"party {at}"
         raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
-    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner)
+    train, test = (
+        (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner, promises)
+    )
     fitted = public if len(public) else None if own is None else own.x[train]
-    public_fill, shift, scale = (form if len(public) else own_form).scaling(fitted)
-    if form.fill:
+    public_fill, shift, scale = (form if len(public) else own_form).scaling(None if raw else fitted)
+    if form.fill and not raw:
         public = np.where(np.isnan(public), public_fill, public)
-    if own_form.fill and own is not None:
+    if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
+    public, own = form.cut(public), None if own is None else replace(own, x=form.cut(own.x))
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    if raw and form.kind == "table":
+        _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
+        shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
+        known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words)
+        if own is not None:
+            x = decoded(own_form.table, own.x)[0]
+            own = replace(own, x=x, columns=columns, words=words, fill="median" if np.isnan(x).any() else "")
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
@@ -244,14 +268,17 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
 
 
 def _held_out(
-    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile
+    run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile, promises: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a party's training and test rows. The server trains on all its rows."""
+    """Indices of a party's training and test rows. The server trains on all its rows.
+
+    If the method `promises` a guarantee, labels do not count: one of them would move other rows between the two.
+    """
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
     held = hold_out(
-        own.y,
+        np.zeros_like(own.y) if promises else own.y,
         own.test,
         seed=run.seed if seed is None else seed,
         fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,

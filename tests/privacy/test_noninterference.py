@@ -1,0 +1,100 @@
+"""Two files that differ in one row look the same from outside, whatever the coordinator sends and with the noise fixed.
+
+What may differ is the numbers that the noise hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.core.message import Tree, map_tensors
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.protect import noise
+from fedloom.remote import payload
+from fedloom.remote.rpc_errors import CallRefused
+from tests.experiment.test_own_data import ALLOWED, rows, run
+from tests.node.hosts import RunRequest, doing, node, opening
+
+QUESTIONS = 500
+Rng = np.random.Generator
+DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[RunRequest]]:
+    """Two nodes: the files differ in one training row, which is far from the others in the second."""
+    public = rows(tmp_path / "public.csv", 50, 9, labels=False)
+    made = []
+    for name, cells in (("a", "0.1,9.0,x,one"), ("b", "40.0,-70.0,y,two")):
+        path = rows(tmp_path / f"{name}.csv", 80, 3)
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:8], cells, *lines[9:], ""]))
+        data = {"wards": {"rows": path, "public": public, "epsilon": float("inf"), "test": 0.3, **ALLOWED}}
+        cfg = node(tmp_path / name, methods=["fedavg"], data=data)
+        (tmp_path / name / "state").mkdir(parents=True)
+        (tmp_path / name / "state" / "secret").write_text("07" * 16)
+        made.append(RunRequest(cfg))
+        kind = run(method="fedavg", models={"pool": ["mlp"]}, params={"batch_size": 100, "epochs": 1, "dp": DP})
+        made[-1]("open", opening(for_nodes(build(kind, PrivateData(public=public))).model_dump_json()))
+    yield made
+    for one in made:
+        one.close()
+
+
+def crafted(rng: Rng, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights that nobody trained: huge, tiny, subnormal, dead, with a threshold on a column, or not finite."""
+    kind = rng.choice(["size", "dead", "bin", "mixed", "honest", "not finite"], p=[0.3, 0.2, 0.2, 0.15, 0.1, 0.05])
+    size = 10.0 ** rng.uniform(-44, 38.4) if kind != "honest" else 0.3
+    drawn = {k: torch.from_numpy(rng.standard_normal(tuple(v.shape))) * size for k, v in like.items()}
+    for x in drawn.values():
+        if kind == "dead" and x.dim() == 1:
+            x.copy_(-x.abs() * 10.0 ** rng.uniform(0, 4))
+        if kind == "bin":
+            x.zero_()
+            if x.dim() == 2:
+                x[:, rng.integers(x.shape[1])] = 10.0 ** rng.uniform(0, 38.4)
+            else:
+                x.fill_(-(10.0 ** rng.uniform(0, 38.4)))
+        if kind == "mixed":
+            x.mul_(10.0 ** rng.uniform(-40, 40) / max(size, 1e-40))
+        if kind == "not finite" and rng.random() < 0.5:
+            x.view(-1)[0] = float(rng.choice([np.nan, np.inf]))
+    largest = torch.finfo(torch.float32).max
+    return {k: x.clamp(-largest, largest).float() for k, x in drawn.items()}
+
+
+def seen(ask: RunRequest, body: bytes) -> Any:
+    """What the coordinator gets, without the numbers of the weights."""
+    try:
+        answer = ask("do", body)
+    except CallRefused as refusal:
+        return "refused", refusal.code, refusal.words
+    head, rest = payload.unpack(answer)
+    parts: list[Tree] = [payload.decoded(rest, n) for n in range(len(rest))]
+    shapes = map_tensors(lambda x: (x.shape, bool(x.isfinite().all())) if x.is_floating_point() else x, parts)  # type: ignore[arg-type, return-value]
+    return len(answer), head, repr(shapes)
+
+
+def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, found = np.random.default_rng(0), list[str]()
+    with torch.no_grad():
+        party: Any = next(iter(pair[0].host._node_runs.values())).party
+        like = {k: v.clone() for k, v in party.params.items()}
+    for call in range(QUESTIONS):
+        shared = {"t": 0, "weights": crafted(rng, like)}
+        outcomes = []
+        for ask in pair:
+            draws = np.random.default_rng(call)
+            monkeypatch.setattr(noise, "_uniform", lambda count, draws=draws: 1 - draws.random(count))
+            outcomes.append(seen(ask, doing(call, ask.host, round=0, shared=shared)))
+        if outcomes[0] != outcomes[1]:
+            found.append(f"{call}: {outcomes[0]!s:.80} / {outcomes[1]!s:.80}")
+    assert not found, f"{len(found)} of {QUESTIONS}: {found[:3]}"
