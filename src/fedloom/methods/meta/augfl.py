@@ -36,8 +36,8 @@ Differs:
         server computes it from u_i. After a lost reply the two differ by a half, a quarter, … of the client's update,
         with each further reply. Without, clients that fail are left out of the sums, and λ falls in proportion.
         Clients that leave or join (churn) change w_i, and ρ if meta_lr is set.
-    CRD: see `crd.py`. It has the normalization of the authors' code, which the paper does not mention.
-    θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
+    CRD (`crd.py`) has the normalization of the authors' code, which the paper does not mention. θ^0 is the same at all
+        clients; the authors' code averages models that each client drew for itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,10 +49,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, ModelError
-from fedloom.core.page import SGD, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
+from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
 from fedloom.methods import steps
 from fedloom.methods.features import Features, linear
 from fedloom.methods.meta import crd
