@@ -36,8 +36,8 @@ Differs:
         server computes it from u_i. After a lost reply the two differ by a half, a quarter, … of the client's update,
         with each further reply. Without, clients that fail are left out of the sums, and λ falls in proportion.
         Clients that leave or join (churn) change w_i, and ρ if meta_lr is set.
-    CRD: see `crd.py`. It has the normalization of the authors' code, which the paper does not mention.
-    θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
+    CRD (`crd.py`) has the normalization of the authors' code, which the paper does not mention. θ^0 is the same at all
+        clients; the authors' code averages models that each client drew for itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
