@@ -50,7 +50,7 @@ def table(rows: int = 40) -> dict[str, Any]:
 
 
 def read(values: dict[str, Any], unit: str | None = None, time: tuple[str, ...] | None = (), **settings: Any) -> Owners:
-    words = {"label": "ill", "group": "hospital", "missing": "indicator", **settings}
+    words: dict[str, Any] = {"label": "ill", "group": "hospital", "missing": "indicator", **settings}
     return read_owners(values, DataOptions(**words), SplitColumns(unit, time))
 
 
@@ -98,8 +98,8 @@ def test_windows_of_time_are_predicted_by_models_of_earlier_rows() -> None:
 
 
 def test_columns_of_time_are_found_by_name_and_an_id_that_repeats_is_the_unit() -> None:
-    days = {**table(), "day": [f"2024-01-{1 + i // 2:02d}" for i in range(40)]}
-    assert read({**days, "date": days.pop("day")}, drop=("patient",), time=None).order is not None
+    days = [f"2024-01-{1 + i // 2:02d}" for i in range(40)]
+    assert read({**table(), "date": days}, drop=("patient",), time=None).order is not None
     dated = {**table(), "month": np.arange(40) % 4}
     owners = read(dated, time=None, id="patient", unit="patient")
     assert owners.order is not None and owners.unit is not None and "--no-time" in owners.notes[-1]
@@ -312,7 +312,7 @@ def test_a_frame_a_file_and_columns_give_the_same(tmp_path: Path) -> None:
     rows = {**table(60), "hospital": ["a", "b", "c"] * 20}
     frame = pandas.DataFrame(rows)
     frame.to_csv(tmp_path / "my.csv", index=False)
-    words = {"label": "ill", "group": "hospital", "drop": ["patient"]}
+    words: dict[str, Any] = {"label": "ill", "group": "hospital", "drop": ["patient"]}
     results = [
         {**fedloom.trial(data, **words, **SMALL).content(), "seconds": 0}
         for data in (rows, frame, tmp_path / "my.csv", str(tmp_path / "my.csv"))
