@@ -170,7 +170,8 @@ def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float
                 for m, mix in enumerate((0.0, 0.5)):
                     shared[i][m, c, test] = mix * parts[0][0] + (1 - mix) * parts[0][1]
                     if test.any():
-                        inner[m, c, k, i] = contributions(score, y[test], shared[i][m, c, test], np.zeros(test.sum()))[0]
+                        held_out = shared[i][m, c, test]
+                        inner[m, c, k, i] = contributions(score, y[test], held_out, np.zeros(len(held_out)))[0]
                     mixed = mix * parts[1][0] + (1 - mix) * parts[1][1]
                     truth[m, c, k, i] = contributions(score, fresh[i][1], mixed, np.zeros(FRESH))[0]
     root = score == "rmse"  # of the mean over all models, as the score is of the rows of all folds
@@ -213,14 +214,15 @@ def table(results: dict[str, list[tuple[str, float, float, float, float]]]) -> s
         decision = np.array([one[0] for one in found])
         known = np.array([np.isfinite(one[2]) for one in found])
         inside = np.array([one[3] <= one[1] <= one[4] for one in found])[known].mean()
-        share = lambda kind: " ".join(
-            f"{(decision[band] == kind).mean():.3f}" if (band := (true > low) & (true <= high)).any() else "–"
-            for low, high in BANDS
+        bands = [(true > low) & (true <= high) for low, high in BANDS]
+        joined, same = (
+            " ".join(f"{(decision[band] == kind).mean():.3f}" if band.any() else "–" for band in bands)
+            for kind in ("join", "same")
         )
         joins, large = decision == "join", true >= WORTH
         lines.append(
-            f"| {name} | {len(found)} | {inside:.3f} | {share('join')} | {(joins & (true <= 0)).sum()} of "
-            f"{joins.sum()} | {((decision == 'alone') & large).sum()} of {large.sum()} | {share('same')} |"
+            f"| {name} | {len(found)} | {inside:.3f} | {joined} | {(joins & (true <= 0)).sum()} of "
+            f"{joins.sum()} | {((decision == 'alone') & large).sum()} of {large.sum()} | {same} |"
         )
     return "\n".join(lines)
 

@@ -19,14 +19,16 @@ from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method
 from fedloom.core.party import Party
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, Kind
 from fedloom.engines import Engine
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
+from fedloom.experiment.config.run import DEFAULT_ITERATIONS
 from fedloom.experiment.plan.assignment import rows_of
 from fedloom.experiment.plan.networks import assign_groups
+from fedloom.experiment.plan.settings.horizontal import raw_columns
 from fedloom.models.black_boxes import BLACK_BOXES, make
 
-FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}
+FEASIBLE: Final = {"one network", "same feature dim", "architecture groups", "raw rows"}
 """Needs that owners with labeled rows alone can meet."""
 MANY: Final = 12
 """The most owners with whom methods of quadratic time are tried by default."""
@@ -83,10 +85,12 @@ def infeasible(owners: int) -> dict[str, str]:
     return {name: reason for name, reason in found.items() if reason}
 
 
-def default_methods(owners: int) -> tuple[list[str], list[str]]:
-    """The methods that a trial tries by default, in the order of their rank, and those that are too slow with so many
-    owners."""
-    ranked = sorted((one for one in methods.registry().values() if one.trial_rank), key=lambda one: one.trial_rank)
+def default_methods(owners: int, kind: Kind) -> tuple[list[str], list[str]]:
+    """The methods that a trial tries by default, in the order of their rank: on tables those of raw rows, which train
+    in seconds. And those that are too slow with so many owners."""
+    of_tables = kind == "table"
+    ranked = [one for one in methods.registry().values() if one.trial_rank and ("raw rows" in one.needs) == of_tables]
+    ranked.sort(key=lambda one: one.trial_rank)
     slow = [one.name for one in ranked if one.quadratic and owners > MANY]
     return [one.name for one in ranked if one.name not in slow and not obstacle(one, owners)], slow
 
@@ -96,6 +100,9 @@ def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[fl
     found, recipe = [], {**RECIPE, "batch_size": min(128, max(16, rows // BATCHES))}
     for name in names:
         method = methods.named(name)
+        if "raw rows" in method.needs:
+            found.append(Candidate(name))
+            continue
         fields = method.config.model_fields.keys() - method.fixed.keys()
         base = {key: value for key, value in recipe.items() if key in fields}
         grid: list[dict[str, Any]] = [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
@@ -136,7 +143,7 @@ def train(
 
     Args:
         candidate: the method, network and settings.
-        data: the rows of all owners, standardized.
+        data: the rows of all owners: standardized, or raw for a method that reads raw rows.
         fitted: training rows of each party.
         judged: for each party, the sets of rows to predict: its own; on pooled rows, those of all owners.
         points: numbers of rounds after which parties are evaluated.
@@ -150,6 +157,8 @@ def train(
     method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)
+    if "raw rows" in method.needs:  # these have no learning rate, and end by themselves
+        points = (-(-DEFAULT_ITERATIONS // cfg.iterations_per_round),)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
     pools = [[rows_of(data.x, data, part, "cpu", data.y) for part in sets] for sets in judged]
     for t in range(max(points)):
@@ -224,20 +233,21 @@ def _federation(
     start: Callable[..., Engine],
 ) -> tuple[list[Party[Any]], Party[Any] | None, Federation]:
     count, classes = len(fitted), len(data.classes)
-    build = partial(models.build, model, data.input_shape, classes, seed=seed)
-    server_context = ClientContext(id=0, seed=seed, parties=count, classes=classes, network=build)
+    build = partial(models.build, model, data.input_shape, classes, seed=seed) if model else None
+    columns = {} if model else raw_columns(data)
+    server_context = ClientContext(id=0, seed=seed, parties=count, classes=classes, network=build, **columns)
     contexts = [
         replace(
             server_context, id=i, neighbours=graphs.Others(count, i), data=rows_of(data.x, data, rows, "cpu", data.y)
         )
         for i, rows in enumerate(fitted)
     ]
-    if "architecture groups" in method.needs:
+    if build is not None and "architecture groups" in method.needs:
         server_context, contexts = assign_groups(server_context, contexts, [build] * count, [model] * count)
     parties = [method.client(cfg, context) for context in contexts]
     server = method.server(cfg, server_context) if method.server else None
     shapes = {}
-    if "one network" in method.needs:
+    if build is not None and "one network" in method.needs:
         shapes = {k: p.detach().to("meta") for k, p in build().named_parameters() if p.requires_grad}
     name = "coordinator" if server is None else server.ROLE or type(server).__name__.lower()
     fed = Federation(start(parties, seed=seed), seed=seed, coordinator=name, param_shapes=shapes)

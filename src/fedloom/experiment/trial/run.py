@@ -13,6 +13,7 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.ledger import Ledger
 from fedloom.data.dataset import Dataset
+from fedloom.data.encoder import undo
 from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
@@ -134,6 +135,7 @@ class Trial:
         tried = candidates(self._methods(), networks, config.rates, typical)
         self.federated = Predictions(tried)
         same = sorted({one.model for one in tried if one.model})
+        self.raw = undo(data) if any("raw rows" in methods.named(one.method).needs for one in tried) else data
         solo = candidates([ALONE], same, config.rates, typical)
         self.alone = Predictions([*(Candidate(name) for name in config.alone), *solo])
         self.lockstep = all(faster_in_lockstep(name, data.input_shape, K) for name in networks)
@@ -144,7 +146,9 @@ class Trial:
 
     def _methods(self) -> Sequence[str]:
         count = len(self.owners.names)
-        names, left = (self.config.methods, ()) if self.config.methods else default_methods(count)
+        names, left = (
+            (self.config.methods, ()) if self.config.methods else default_methods(count, self.owners.data.kind)
+        )
         if left:
             self.notes.append(
                 f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it."
@@ -185,7 +189,9 @@ class Trial:
                     self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
                     del kind.candidates[number:]
                     break
-                for fold, outputs in zip(folds, self._train(candidate, data, folds), strict=True):
+                reads_raw = kind is self.federated and "raw rows" in methods.named(candidate.method).needs
+                of_folds = [self.raw] * len(folds) if reads_raw else data
+                for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
                     for out in outputs:
                         for (rounds, mode), found in out.probabilities.items():
                             recipe = Recipe(number, rounds, mode)

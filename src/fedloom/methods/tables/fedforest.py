@@ -200,6 +200,7 @@ FEDFOREST = Method(
     client=FedForestClient,
     server=FedForestServer,
     needs=("raw rows",),
+    trial_rank=5,
 )
 
 METHODS = (
@@ -209,5 +210,6 @@ METHODS = (
         name="fedforest-mix",
         title="FedForest; each owner predicts the mean with a forest of its own rows",
         fixed={"mix": 100},
+        trial_rank=2,
     ),
 )

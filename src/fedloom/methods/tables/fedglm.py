@@ -275,5 +275,6 @@ METHODS = (
         client=FedGLMClient,
         server=FedGLMServer,
         needs=("raw rows",),
+        trial_rank=3,
     ),
 )
