@@ -56,14 +56,14 @@ def measure(n: int, d: int, lost: int) -> str:
     masked = {}
     for name in names[lost:]:
         mine = {other: each[name] for other, each in sealed.items() if other != name}
-        masked[name] = clock("client", lambda name=name, mine=mine: members[name].mask(x[name], mine))
+        masked[name] = clock("client", lambda name=name, mine=mine: members[name].mask(x[name], bytes(32), mine))
     up += sum(y.nbytes for y in masked.values())
     signatures = {name: clock("client", lambda name=name: members[name].agree(masked)) for name in masked}
     size = sum(map(len, signatures.values()))
     up, down = up + size, down + len(masked) * size
     opened = {name: clock("client", lambda name=name: members[name].open(signatures)) for name in masked}
     up += sum(len(share) for each in opened.values() for share in each.values())
-    total = clock("coordinator", lambda: unmasked(listed, sealed, masked, opened, SUM))
+    total = clock("coordinator", lambda: unmasked(listed, sealed, masked, opened, SUM, bytes(32)))
     assert np.array_equal(total, np.sum([x[name] for name in masked], axis=0, dtype=np.uint64))
     mine, all_of_them = clock.spent["client"] / n, clock.spent["coordinator"]
     besides = (up - 8 * d * len(masked)) / n / 1000

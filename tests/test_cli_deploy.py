@@ -38,9 +38,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedloom.run("split", out=folder / "runs" / "split", rounds=1, params={"embedding_dim": 8}, data=data)
     table = load_raw("breast_cancer")
     assert isinstance(table, RawTable)
-    columns = {name: values[:30].tolist() for name, values in table.columns.items()}
+    columns: dict[str, list[object]] = {name: values[:30].tolist() for name, values in table.columns.items()}
     write(folder / "clinic.csv", {"patient": [p.upper() for p in PEOPLE], **columns})
-    write(folder / "lab.csv", {**dict(reversed(columns.items())), "patient": PEOPLE, "note": ["-"] * 30})
+    write(folder / "lab.csv", {**dict(reversed(columns.items())), "patient": [*PEOPLE], "note": ["-"] * 30})
     return folder
 
 

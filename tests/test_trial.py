@@ -45,8 +45,8 @@ def test_the_interval_is_that_of_nadeau_and_bengio() -> None:
     found = gain([0.1, 0.2, 0.3, 0.2], 1 / 3)
     deviation = np.std([0.1, 0.2, 0.3, 0.2], ddof=1)
     half = 3.182446305284263 * deviation * math.sqrt(1 / 4 + 1 / 3)
-    assert (found.mean, found.splits) == (pytest.approx(0.2), 4)
-    assert (found.low, found.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
+    assert found.mean == pytest.approx(0.2) and found.splits == 4
+    assert found.low == pytest.approx(0.2 - half) and found.high == pytest.approx(0.2 + half)
     assert gain([0.1, math.nan, 0.3], 1 / 3).low == -math.inf  # two splits decide nothing
 
 
@@ -106,7 +106,7 @@ def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
 def test_more_splits_are_advised_only_where_they_would_decide() -> None:
     (near,) = decide_owners([gain([0.03, -0.02, 0.05, 0.03], 0.05)], 0.0, OPEN)
     assert near.decision == "undecided" and near.more_splits is not None
-    again = gain(np.resize([0.03, -0.02, 0.05, 0.03], near.more_splits + 4), 0.05)
+    again = gain(np.resize([0.03, -0.02, 0.05, 0.03], near.more_splits + 4).tolist(), 0.05)
     assert again.low > 0
     (never,) = decide_owners([gain([0.5, -0.5, 0.5, -0.49], 1 / 3)], 0.0, OPEN)
     assert never.more_splits is None and never.more_rows is None
@@ -150,7 +150,7 @@ def table(rows: int = 40) -> dict[str, Any]:
 
 
 def read(values: dict[str, Any], unit: str | None = None, time: tuple[str, ...] | None = (), **settings: Any) -> Owners:
-    words = {"label": "ill", "group": "hospital", "missing": "indicator", **settings}
+    words: dict[str, Any] = {"label": "ill", "group": "hospital", "missing": "indicator", **settings}
     return read_owners(values, DataOptions(**words), SplitColumns(unit, time))
 
 
@@ -419,7 +419,7 @@ def test_a_frame_a_file_and_columns_give_the_same(tmp_path: Path) -> None:
     rows = {**table(60), "hospital": ["a", "b", "c"] * 20}
     frame = pandas.DataFrame(rows)
     frame.to_csv(tmp_path / "my.csv", index=False)
-    words = {"label": "ill", "group": "hospital", "drop": ["patient"]}
+    words: dict[str, Any] = {"label": "ill", "group": "hospital", "drop": ["patient"]}
     results = [
         {**fedloom.trial(data, **words, **SMALL).content(), "seconds": 0}
         for data in (rows, frame, tmp_path / "my.csv", str(tmp_path / "my.csv"))

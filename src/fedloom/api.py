@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
 OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal")
-"""Those of them that say what the columns of a frame are."""
+"""Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 """Settings of `[data]` that `run` and `compare` take as keywords, too."""
 

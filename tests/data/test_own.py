@@ -114,7 +114,7 @@ def test_fits_are_those_of_scikit_learn() -> None:
     x[0] = [1, 2, 3]
     table = {**{f"c{k}": x[:, k] for k in range(3)}, "y": [0, 1] * 20}
     for how in ("median", "most-frequent"):
-        data = read_data(table, label="y", missing=how).standardized(np.arange(25))  # type: ignore[arg-type]
+        data = read_data(table, label="y", missing=how).standardized(np.arange(25))
         imputer = sklearn.SimpleImputer(strategy=how.replace("-", "_")).fit(x[:25])
         scaler = StandardScaler().fit(imputer.transform(x[:25]))
         wanted = scaler.transform(imputer.transform(x))
@@ -180,7 +180,9 @@ def test_the_suggested_settings_give_the_same_columns(options: DataOptions) -> N
     if "notes" not in options.keep:
         del table["notes"]
     first, found = read_own(table, replace(options, missing="indicator"))
-    suggested = {k: tuple(v) if isinstance(v, list) else v for k, v in found.settings().items() if k != "partition"}
+    suggested: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in found.settings().items() if k != "partition"
+    }
     again, same = read_own(table, DataOptions(**suggested))
     assert again.columns == first.columns and same.label == found.label
 

@@ -39,7 +39,8 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def gather(files: list[Path], **options: Any) -> VerticalDataset:
-    return from_files(files, **{"id": "id", "label": "risk", "seed": 0, "align": match} | options)
+    usual: dict[str, Any] = {"id": "id", "label": "risk", "seed": 0, "align": match}
+    return from_files(files, **usual | options)
 
 
 def people(parties: VerticalDataset, part: str) -> list[int]:

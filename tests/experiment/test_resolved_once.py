@@ -16,7 +16,7 @@ from tests.command import fedloom as command
 
 __all__ = ["command"]
 
-SMALL = {"rounds": 1, "models": {"pool": ["linear"]}, "data": {"clients": 3}}
+SMALL: dict[str, Any] = {"rounds": 1, "models": {"pool": ["linear"]}, "data": {"clients": 3}}
 
 
 @pytest.fixture

@@ -267,8 +267,8 @@ def test_a_coordinator_that_dies_in_the_middle_begins_again(
         monkeypatch.undo()
         assert not (out / FILE).exists() and nodes[1].service._matcher.others("")
         execute(run, out, resume=True)
-        marks = {Matched.load(next(n.service.config.state.glob("run-*/matched"))).mark for n in nodes}  # type: ignore[union-attr]
-        assert marks == {Matched.load(out / FILE).mark}  # type: ignore[union-attr]
+        marks = {Matched.load(next(n.service.config.state.glob("run-*/matched"))).mark for n in nodes}
+        assert marks == {Matched.load(out / FILE).mark}
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
@@ -15,7 +16,7 @@ from fedloom.core.fixed_point import threshold
 from fedloom.protect import masks
 from fedloom.protect.masks import Keys, SumMember, keystream, shamir, unmasked
 
-SUM = b"run 1, call 7"
+SUM, ASKED = b"run 1, call 7", bytes(32)
 D = 40
 
 
@@ -52,7 +53,9 @@ class Sum:
 
     def mask(self, lost: Collection[str] = ()) -> None:
         self.masked = {
-            name: self.members[name].mask(self.x[name], self.for_one(name)) for name in self.sealed if name not in lost
+            name: self.members[name].mask(self.x[name], ASKED, self.for_one(name))
+            for name in self.sealed
+            if name not in lost
         }
 
     def signatures(self, lost: Collection[str] = ()) -> dict[str, bytes]:
@@ -62,10 +65,10 @@ class Sum:
         return {name: self.members[name].open(signatures) for name in signatures if name not in lost}
 
     def total(self, opened: Mapping[str, Mapping[str, bytes]]) -> np.ndarray:
-        return unmasked(self.listed, self.sealed, self.masked, opened, SUM)
+        return unmasked(self.listed, self.sealed, self.masked, opened, SUM, ASKED)
 
     def plain(self) -> np.ndarray:
-        return np.sum([self.x[name] for name in self.masked], axis=0, dtype=np.uint64)
+        return np.stack([self.x[name] for name in self.masked]).sum(0, dtype=np.uint64)
 
 
 def run(n: int, lost: Mapping[str, Collection[str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +122,7 @@ def test_below_the_threshold_there_is_no_sum(step: str) -> None:
 def test_what_arrives_is_uniform_whatever_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square over bytes with fixed seeds, 255 degrees of freedom: mean 255, standard deviation 22.6."""
     draw = np.random.default_rng(5)
-    monkeypatch.setattr(masks.secrets, "token_bytes", lambda n: draw.bytes(n))
+    monkeypatch.setattr(secrets, "token_bytes", lambda n: draw.bytes(n))
 
     def chi_square(values: np.ndarray) -> float:
         counts = np.bincount(np.ascontiguousarray(values).view(np.uint8), minlength=256)
@@ -148,7 +151,7 @@ def test_a_late_vector_stays_sealed_after_the_others_gave_its_mask_key() -> None
     assert found == int.from_bytes(member._mask_key.private_bytes_raw(), "big")
     assert found != int.from_bytes(member._own, "big")
     known = sum(
-        keystream(masks._pair_seed(member._mask_key, s.listed[name].mask, SUM), D) for name in s.masked
+        keystream(masks._pair_seed(member._mask_key, s.listed[name].mask, SUM, ASKED), D) for name in s.masked
     )  # all that it can take off
     assert np.array_equal(late - s.x["node-03"] + known, keystream(member._own, D))
 
@@ -171,7 +174,7 @@ def test_a_step_comes_once() -> None:
     s = Sum(3)
     s.keys(), s.shares(), s.mask()
     with pytest.raises(MessageError, match="once"):
-        s.members["node-00"].mask(s.x["node-00"], s.for_one("node-00"))
+        s.members["node-00"].mask(s.x["node-00"], ASKED, s.for_one("node-00"))
     s.members["node-01"].agree(s.names)
     with pytest.raises(MessageError, match="once"):
         s.members["node-01"].agree(s.names[:2])
@@ -211,9 +214,9 @@ def test_shares_cannot_be_altered_or_moved() -> None:
     s.keys(), s.shares()
     boxes = s.for_one("node-00")
     with pytest.raises(MessageError, match="altered"):
-        s.members["node-00"].mask(s.x["node-00"], {**boxes, "node-01": boxes["node-02"]})
+        s.members["node-00"].mask(s.x["node-00"], ASKED, {**boxes, "node-01": boxes["node-02"]})
     with pytest.raises(MessageError, match="altered"):
-        s.members["node-01"].mask(s.x["node-01"], {**s.for_one("node-01"), "node-00": bytes(82)})
+        s.members["node-01"].mask(s.x["node-01"], ASKED, {**s.for_one("node-01"), "node-00": bytes(82)})
 
 
 def test_shamir() -> None:

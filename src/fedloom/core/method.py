@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
@@ -27,6 +28,7 @@ Need: TypeAlias = Literal[
     "pretrained server model",
     "pretrained encoder",
     "pooled rows",
+    "raw rows",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -50,6 +52,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "pretrained encoder": (
         "horizontal",
         "The server has a pretrained model, and clients build its architecture to receive its weights.",
+    ),
+    "raw rows": (
+        "horizontal",
+        "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
 }
@@ -127,6 +133,10 @@ class MethodConfig(BaseModel):
     def participants(self, clients: int) -> int:
         """The number of participants of a round: `clients_per_round` if the config has it, else all clients."""
         return min(clients, getattr(self, "clients_per_round", None) or clients)
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """Why a run with these settings cannot take its means this way, and what to set instead; "" if it can."""
+        return ""
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:

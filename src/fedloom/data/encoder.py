@@ -7,8 +7,8 @@ importing scikit-learn takes seconds.
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -264,6 +264,17 @@ class TableEncoder:
             raise DataError(f"The rules of a table's encoder are invalid; save the party again ({error!r}).") from error
 
 
+def undo(data: Dataset) -> Dataset:
+    """The data set with one column for each raw one: see `decoded`. Pictures, and tables that were given as numbers,
+    stay as they are."""
+    if not data.recipe:
+        return data
+    x, words, names = decoded(TableEncoder.from_dict(data.recipe).columns, data.x)
+    plain = np.zeros(len(names), np.float32)
+    fill: Fill = data.fill or "median" if np.isnan(x).any() else ""
+    return replace(data, x=x, shift=plain, scale=plain + 1, columns=names, words=words, fill=fill)
+
+
 def encode_table(table: RawTable) -> Dataset:
     """A table encoded by `TableEncoder.plain`.
 
@@ -272,7 +283,10 @@ def encode_table(table: RawTable) -> Dataset:
     """
     encoder = TableEncoder.plain(table.columns)
     x = encoder.transform(table.columns)
-    return table_dataset(table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups)
+    return table_dataset(
+        table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
+        recipe=encoder.to_dict(),
+    )  # fmt: skip
 
 
 def encode_own(found: Understanding) -> Dataset:
@@ -310,6 +324,34 @@ def encode_own(found: Understanding) -> Dataset:
         table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
         owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
     )  # fmt: skip
+
+
+def decoded(
+    rules: Sequence[ColumnEncoder], x: np.ndarray
+) -> tuple[np.ndarray, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column the words of a
+    category, () for numbers, and the columns' names.
+
+    A word is its number among the rule's words, a missing one NaN. Columns that say which numbers are missing are left
+    out; those of free text stay.
+    """
+    parts, words, names, at = list[np.ndarray](), list[tuple[str, ...]](), list[str](), 0
+    for rule in rules:
+        part = x[:, at : at + len(rule.names)]
+        at += len(rule.names)
+        if isinstance(rule, OneHot):
+            place = part.argmax(1).astype(np.float32)
+            missing = ~part.any(1)
+            if MISSING in rule.words:
+                missing |= place == rule.words.index(MISSING)
+            place[missing] = np.nan
+            parts, names = [*parts, place[:, None]], [*names, rule.name]
+            words.append((*rule.words, *([OTHER] if rule.other else [])))
+        else:
+            kept = 1 if isinstance(rule, RawNumber) else len(rule.names)
+            parts, names = [*parts, part[:, :kept]], [*names, *rule.names[:kept]]
+            words += [()] * kept
+    return np.ascontiguousarray(np.concatenate(parts, axis=1)), tuple(words), tuple(names)
 
 
 def offset_of(numbers: np.ndarray) -> float:

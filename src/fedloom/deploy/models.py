@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from fedloom import models
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
 from fedloom.data.columns import columns_of
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
-from fedloom.experiment.run.checkpoint import write_atomically
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
 _HEX = Field(pattern="^[0-9a-f]{64}$")
@@ -41,7 +41,7 @@ class ModelInputs(BaseModel):
     kind: Literal["table", "image"]
     shape: tuple[int, ...] = Field(min_length=1, max_length=3)
     columns: tuple[dict[str, Any], ...] = ()
-    """Of a table, the rule of each raw column: see `TableEncoder.to_dict`."""
+    """The rule of each raw column of a table: see `TableEncoder.to_dict`."""
     missing_words: tuple[str, ...] = MISSING_WORDS
     """Of a table, words that stand for a missing value, as an empty cell does."""
     decimal: Decimal = "."
@@ -80,7 +80,7 @@ def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Ten
 
     Args:
         folder: created if missing.
-        values: of a `ModelManifest`, except those of the files.
+        values: of a `ModelManifest`, except the files' digests and sizes.
         state: the state dict.
         network: the source of the class `Network`.
     """

@@ -1,4 +1,4 @@
-"""Secure sums: a coordinator that follows the protocol learns the sum of n parties' vectors, and no single vector.
+"""Secure sums: a coordinator learns the sum of the vectors of n parties that were asked the same, and no single one.
 
 Paper: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with its
 consistency check (Figure 4), among parties that can check each other's signatures. Every cipher is that of
@@ -15,8 +15,12 @@ The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) 
 Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
 parties sign one U; since more than two thirds sign, a coordinator that shows two sets U to two groups finds too few
 signatures for one of them, unless more than a third of the parties help it. Not protected: the sum itself, and the
-difference of two sums over different parties. A coordinator that chooses the parties' inputs can make all vectors but
-one known to it, and then the sum is that one's.
+difference of two sums over different parties.
+
+Pairwise masks and signatures depend on what a party was asked (`question`), so they cancel only among parties that were
+asked the same. Otherwise a coordinator could give all parties but one inputs whose results it knows (D. Pasquini, D.
+Francati, G. Ateniese, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022). It can
+still give all of them one model whose sum holds rows.
 """
 
 import hashlib
@@ -36,6 +40,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedloom.core.errors import MessageError
 from fedloom.core.fixed_point import LEAST, threshold
+from fedloom.core.message import Tree, digest
 
 PRIME: Final = 2**256 + 297
 """The smallest prime above 2^256, so that every secret of 32 bytes is below it."""
@@ -78,7 +83,7 @@ class SumMember:
         self._own = secrets.token_bytes(32)  # b_i
         self._listed: dict[str, Keys] = {}
         self._shares: dict[str, tuple[int, int]] = {}
-        self._agreed: bytes = b""
+        self._agreed, self._asked = b"", b""
         self._step = 0
 
     def keys(self) -> Keys:
@@ -120,11 +125,17 @@ class SumMember:
                 sealed[name] = AESGCM(key).encrypt(_NONCE, plain, self._sum)
         return sealed
 
-    def mask(self, x: np.ndarray, sealed: Mapping[str, bytes]) -> np.ndarray:
+    @property
+    def names(self) -> list[str]:
+        """The names in the list of the sum, sorted."""
+        return sorted(self._listed)
+
+    def mask(self, x: np.ndarray, asked: bytes, sealed: Mapping[str, bytes]) -> np.ndarray:
         """The masked vector y (d,) uint64 of x (d,) uint64.
 
         Args:
             x: this party's vector.
+            asked: the `question` that x answers.
             sealed: the shares that the others sealed for this party. These others take part; the rest of the list is
                 already lost.
 
@@ -142,9 +153,10 @@ class SumMember:
             except InvalidTag:
                 raise MessageError(f"the share of {name!a} was altered") from None
             self._shares[name] = int.from_bytes(plain[:SHARE], "big"), int.from_bytes(plain[SHARE:], "big")
+        self._asked = asked
         y: np.ndarray = x + keystream(self._own, len(x))
         for name in sealed:
-            pairwise = keystream(_pair_seed(self._mask_key, self._listed[name].mask, self._sum), len(x))
+            pairwise = keystream(_pair_seed(self._mask_key, self._listed[name].mask, self._sum, asked), len(x))
             y = y + pairwise if name > self.name else y - pairwise
         return y
 
@@ -159,7 +171,7 @@ class SumMember:
             raise MessageError("the set of a sum must have this party, and no party outside the sum")
         if len({*arrived}) < threshold(len(self._listed)):
             raise MessageError(f"{len({*arrived})} of {len(self._listed)} parties are too few for a secure sum")
-        self._agreed = _set_text(self._sum, arrived)
+        self._agreed = _set_text(self._sum, self._asked, arrived)
         self._arrived = {*arrived}
         return self._sign(self._agreed)
 
@@ -173,7 +185,9 @@ class SumMember:
         if not signatures.keys() <= self._arrived or len(signatures) < threshold(len(self._listed)):
             raise MessageError("too few members have signed the set of this sum")
         if wrong := [name for name, sent in signatures.items() if not self._verify(name, self._agreed, sent)]:
-            raise MessageError(f"{wrong[0]!a} has not signed this set: the coordinator may have shown it another one")
+            raise MessageError(
+                f"{wrong[0]!a} has not signed this set: the coordinator may have shown or asked it another"
+            )
         return {
             name: (own if name in self._arrived else key).to_bytes(SHARE, "big")
             for name, (own, key) in self._shares.items()
@@ -190,12 +204,27 @@ class SumMember:
         return _derived(self._seal_key, self._listed[other].seal, b"shares", self._sum, names)
 
 
+def question(round: int, method: str, weight: str, expect: Tree, names: Collection[str], shared: Tree) -> bytes:
+    """The hash of what the parties of a sum are asked: 32 bytes.
+
+    Args:
+        round, method: of the call.
+        weight: the name of the weight in a reply, or "".
+        expect: the template of a reply.
+        names: of all parties in the list of the sum.
+        shared: the arguments, as parties decode them.
+    """
+    facts: dict[str, Tree] = {"round": round, "method": method, "weight": weight, "expect": expect, "shared": shared}
+    return bytes.fromhex(digest({**facts, "names": sorted(names)}))
+
+
 def unmasked(
     listed: Mapping[str, Keys],
     shared: Collection[str],
     masked: Mapping[str, np.ndarray],
     opened: Mapping[str, Mapping[str, bytes]],
     sum_name: bytes,
+    asked: bytes,
 ) -> np.ndarray:
     """The sum (d,) uint64 of the vectors of all parties whose masked vector arrived.
 
@@ -205,6 +234,7 @@ def unmasked(
         masked: the masked vectors that arrived, by party: U.
         opened: what each party opened.
         sum_name: of the sum.
+        asked: the `question` that the vectors answer.
 
     Raises:
         MessageError: too few parties opened their shares, or a share is wrong.
@@ -232,7 +262,7 @@ def unmasked(
         if key.public_key().public_bytes_raw() != listed[lost].mask:
             raise MessageError(f"the shares for {lost!a} do not fit its key")
         for name in masked:
-            pairwise = keystream(_pair_seed(key, listed[name].mask, sum_name), len(total))
+            pairwise = keystream(_pair_seed(key, listed[name].mask, sum_name, asked), len(total))
             total = total - pairwise if lost > name else total + pairwise
     return total
 
@@ -268,8 +298,8 @@ def _lagrange(xs: Sequence[int]) -> list[int]:
     return weights
 
 
-def _pair_seed(key: X25519PrivateKey, other: bytes, sum_name: bytes) -> bytes:
-    return _derived(key, other, b"mask", sum_name, b"")
+def _pair_seed(key: X25519PrivateKey, other: bytes, sum_name: bytes, asked: bytes) -> bytes:
+    return _derived(key, other, b"mask", sum_name, asked)
 
 
 def _derived(key: X25519PrivateKey, other: bytes, purpose: bytes, sum_name: bytes, more: bytes) -> bytes:
@@ -291,9 +321,9 @@ def _keys_text(sum_name: bytes, name: str, mask: bytes, seal: bytes) -> bytes:
     return _joined(b"fedloom keys", sum_name, name.encode(), mask, seal)
 
 
-def _set_text(sum_name: bytes, arrived: Collection[str]) -> bytes:
+def _set_text(sum_name: bytes, asked: bytes, arrived: Collection[str]) -> bytes:
     names = _joined(*(name.encode() for name in sorted({*arrived})))
-    return _joined(b"fedloom set", sum_name, hashlib.sha256(names).digest())
+    return _joined(b"fedloom set", sum_name, asked, hashlib.sha256(names).digest())
 
 
 def _joined(*parts: bytes) -> bytes:

@@ -22,7 +22,9 @@ from fedloom.core.faults import Faults
 from fedloom.core.fixed_point import size
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
+from fedloom.core.templates import spell
 from fedloom.engines.local import LocalEngine
+from fedloom.protect.masks import question
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Timeouts, Transport
 from fedloom.remote.loop import ListeningLoop
@@ -47,7 +49,7 @@ class NetEngine(Engine):
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
         transport: how nodes are reached.
         resume: whether nodes may be asked to return to an earlier checkpoint.
-        start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
+        start: a number above all earlier starts of the run; None for the time in nanoseconds.
         timeouts: of calls and waits.
         max_rows: the largest number of rows that a node may claim, by its name.
 
@@ -125,7 +127,11 @@ class NetEngine(Engine):
             await self._wait_for_nodes()
             sessions = [self._sessions[task.party] for task in tasks]
             context = f"{self._common.run}/{self._common.start}"
-            return await secure_sum(sessions, run_masked, context, weight, size(expect, weight))
+            return await secure_sum(sessions, run_masked, context, weight, size(expect, weight), asked)
+
+        def asked(names: Sequence[str]) -> bytes:
+            first, arguments = tasks[0], message.decode(shared)
+            return question(first.round, first.method, weight or "", spell(expect), names, arguments)
 
         total, notes, lost = self._await(summed())
         for name, task in by_name.items():

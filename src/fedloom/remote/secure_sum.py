@@ -26,7 +26,12 @@ Masked = Callable[[NodeSession, Mapping[str, Any]], Awaitable[TaskResults]]
 
 
 async def secure_sum(
-    sessions: Sequence[NodeSession], run_masked: Masked, context: str, weight: str | None, d: int
+    sessions: Sequence[NodeSession],
+    run_masked: Masked,
+    context: str,
+    weight: str | None,
+    d: int,
+    asked: Callable[[Sequence[str]], bytes],
 ) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
     """Take all steps of a sum.
 
@@ -36,6 +41,7 @@ async def secure_sum(
         context: of the run and its start, as nodes know it.
         weight: the name of the weight in a reply.
         d: the number of integers of a reply.
+        asked: the `question` of the sum, from the names in its list.
 
     Returns:
         The sum (d,) uint64, or None if too few nodes stayed; each node's notes; and the nodes whose reply is not part
@@ -112,7 +118,7 @@ async def secure_sum(
     keys_by_name = {one: Keys(*parts[:3]) for one, parts in shown.items()}
     try:
         total = await asyncio.to_thread(
-            unmasked, keys_by_name, [*sealed], vectors, shares_opened, f"{context}/{name}".encode()
+            unmasked, keys_by_name, [*sealed], vectors, shares_opened, f"{context}/{name}".encode(), asked([*shown])
         )
     except MessageError as error:
         _log.warning("no secure sum: %s", error)

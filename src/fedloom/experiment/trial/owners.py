@@ -51,7 +51,7 @@ class Owners:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the owners."""
+        """The owners' names."""
         return self.data.owners
 
     @property

@@ -19,7 +19,7 @@ from fedloom.data.options import DataOptions, Missing, OwnFile
 from fedloom.data.roles import allowed, own_rows
 from fedloom.data.schema import read_columns
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.build import SETTINGS
+from fedloom.experiment.plan.build import PLANNERS
 from fedloom.experiment.plan.settings.rows import unbounded
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
@@ -156,6 +156,8 @@ class NodeConfig(FileSection):
     min_rows: int = Field(20, ge=1)
     """With rows or columns of its own: smallest number of rows that a run may train on, and test on. The coordinator
     chooses the split, and the loss of a single row would reveal it."""
+    min_sum: int = Field(5, ge=3)
+    """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about each."""
     secret_noise: bool = True
     """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator, which knows the seed,
     could subtract the noise. Set it to false only to reproduce a run on one machine."""
@@ -271,7 +273,7 @@ def _violations(
     batch = getattr(cfg, "batch_size", None)
     if isinstance(batch, int) and batch < config.min_batch_size:
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
-    yield from policy.violations(method.name, cfg)
+    yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
@@ -296,7 +298,7 @@ def _violations(
     own = run.data.own or run.columns.private
     if own != (config.data[run.data.name].rows is not None):
         kind = "a public set" if own else "this node's own rows"
-        section, hint = SETTINGS[method.setting].own_data
+        section, hint = PLANNERS[method.setting].own_data
         yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if own else hint}"
 
 

@@ -1,21 +1,26 @@
 """A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the protocol."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from fedloom.core import fixed_point
+from fedloom.core import fixed_point, message
 from fedloom.core.engine import Failure, reply_problem
 from fedloom.core.errors import MessageError
-from fedloom.core.message import Template, Tree
-from fedloom.protect.masks import Keys, SumMember
+from fedloom.core.message import Tree
+from fedloom.core.paths import write_atomically
+from fedloom.core.templates import unspell
+from fedloom.protect.masks import Keys, SumMember, question
 from fedloom.remote import payload
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.rpc_errors import refused
 
+FILE: Final = "sums.json"
 MOST_SUMS: Final = 4
 """Sums of one run that a node remembers; a coordinator takes one after the other."""
 REQUEST: Final = {"run": str, "start": int, "sum": str, "step": str, "names": object}
@@ -32,6 +37,30 @@ class _Sum:
     sealed: dict[str, bytes] = field(default_factory=dict)
 
 
+class SumRecord:
+    """The arguments that a node has answered in secure sums, over all runs, with the nodes of each sum: the difference
+    of two sums for equal arguments would be the answer of those in one of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def keep(self, arguments: str, names: Sequence[str]) -> None:
+        """Record a sum, on disk before its vector is sent.
+
+        Args:
+            arguments: hash of the method and its arguments.
+            names: of the sum's nodes.
+
+        Raises:
+            CallRefused: the arguments were answered in a sum of other nodes.
+            OSError, ValueError: the record cannot be read or written; nothing may be sent.
+        """
+        seen = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        if seen.setdefault(arguments, [*names]) != [*names]:
+            raise refused("this node has answered the same arguments in a sum of other nodes")
+        write_atomically(self._path, json.dumps(seen, indent=1).encode())
+
+
 class SumKeeper:
     """The secure sums of one run at a node. They live in memory only: a node that was restarted is lost for the sum
     under way, and the others' shares replace it.
@@ -41,12 +70,19 @@ class SumKeeper:
         credentials: its certificate; None for the insecure mode, in which signatures are empty.
         members: the names of the run's other nodes.
         context: of the run and its start, part of every sum's name.
+        record: of the sums that this node took part in.
     """
 
     def __init__(
-        self, config: NodeConfig, credentials: Credentials | None, members: Mapping[str, str], context: str
+        self,
+        config: NodeConfig,
+        credentials: Credentials | None,
+        members: Mapping[str, str],
+        context: str,
+        record: "SumRecord",
     ) -> None:
-        self._own, self._credentials, self._context = config.name, credentials, context
+        self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
+        self._least = config.min_sum
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
         self._sums: dict[str, _Sum] = {}
 
@@ -63,6 +99,8 @@ class SumKeeper:
             if name not in self._allowed:
                 raise refused(f"{name!a} is not a peer of this node in this run, so this node adds nothing with it")
         step = request["step"]
+        if step in ("shares", "agree") and len(names) < self._least:
+            raise refused(f"this node adds with at least {self._least} nodes (min_sum), not {len(names)}")
         if step == "keys":
             return self._begin(request["sum"])
         now = self._sum(request["sum"])
@@ -84,13 +122,20 @@ class SumKeeper:
             return payload.pack({"names": [*opened]}, *opened.values())
         raise MessageError(f"a sum has no step {step!a}")
 
-    def masked(self, reply: Tree | Failure, expect: Template, mask: Mapping[str, Any]) -> Tree | Failure:
+    def masked(self, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
         """The masked form of a party's reply, (d + 1,) int64; or the reason why it cannot be added.
+
+        Args:
+            reply: of the party.
+            request: the head of the call.
+            shared: its arguments.
 
         Raises:
             MessageError: the sum's steps before are missing.
+            CallRefused: these arguments were answered in a sum of other nodes.
         """
-        now, weight = self._sum(mask["sum"]), mask["weight"] or None
+        now, weight = self._sum(request["mask"]["sum"]), request["mask"]["weight"] or None
+        expect, names = unspell(request["expect"]), now.member.names
         if (failure := reply_problem(reply, expect)) is not None:
             return failure
         assert not isinstance(reply, Failure)
@@ -98,7 +143,9 @@ class SumKeeper:
             x = fixed_point.encoded(reply, weight, len(now.certificates))
         except (MessageError, KeyError, TypeError) as error:
             return Failure("not a message", str(error))
-        return torch.from_numpy(now.member.mask(x, now.sealed).view("int64"))
+        asked = question(request["round"], request["method"], weight or "", request["expect"], names, shared)
+        self._record.keep(message.digest({"method": request["method"], "shared": shared}), names)
+        return torch.from_numpy(now.member.mask(x, asked, now.sealed).view("int64"))
 
     def _begin(self, name: str) -> bytes:
         if name in self._sums:

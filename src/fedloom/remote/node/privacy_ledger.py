@@ -5,7 +5,7 @@ the folder is not replaced by an older one. A release is
 recorded before it is made, so that one that is lost counts too. A reply that is repeated from the store is not released
 again and costs nothing.
 
-ε is that of all releases of a file together, between data sets of which one has a row that counts as nothing in the
+ε covers all releases of a file together, between data sets of which one has a row that counts as nothing in the
 other; the number of rows is public. Messages without noise have no ε and are not in the record.
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedloom.core.errors import PrivacyBudgetSpent
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
 from fedloom.protect.accountant import Releases, epsilon
 
 FILE: Final = "privacy.json"

@@ -35,7 +35,7 @@ from fedloom.remote.node import config as policy
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, NodeData
 from fedloom.remote.node.looks import LookBudget, split_seed
-from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper
+from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.privacy_ledger import PrivacyLedger
@@ -250,7 +250,8 @@ class NodeService:
             node_run.scored = self._scored(facts, place)
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
-            node_run.sums = SumKeeper(self.config, self.credentials, members, f"{run}/{facts['start']}")
+            context, record = f"{run}/{facts['start']}", SumRecord(self._folder)
+            node_run.sums = SumKeeper(self.config, self.credentials, members, context, record)
             return node_run
 
         node_run = await self._work(start)
@@ -489,9 +490,9 @@ class NodeService:
             raise refused("the method's page lists no such method in CALLS")
         elif not 0 <= request["round"] < self.config.max_rounds:
             raise refused(f"this node allows rounds 0 to {self.config.max_rounds - 1}, not {request['round']}")
-        elif getattr(party.cfg, "secure", False) and (method in party.SUMMED) != (request["mask"] is not None):
-            raise refused("with secure = true, replies of this method are sent as part of a sum only")
-        elif request["mask"] is not None and (method not in party.SUMMED or len(request["tasks"]) != 1):
+        elif party.context.aggregator.secure and (method in party.MEANS) != (request["mask"] is not None):
+            raise refused("with aggregate.secure = true, replies of this method are sent as part of a sum only")
+        elif request["mask"] is not None and (method not in party.MEANS or len(request["tasks"]) != 1):
             raise refused(f"replies of {method} cannot be part of a sum")
         elif request["leave"] != (method in party.TO_PEERS):
             receiver = "peers" if method in party.TO_PEERS else "the coordinator"

@@ -12,7 +12,7 @@ from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, r
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._shared_buffer import unspell
+from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.looks import blurred
 from fedloom.remote.node.peer_fetcher import reply_key
@@ -68,7 +68,7 @@ def work(
             for task in request["tasks"]:
                 result = _task(node_run, task, request, shared, rest, fetched, watch)
                 if request["mask"] is not None:
-                    result = _masked(node_run, result, expect, request["mask"])
+                    result = _masked(node_run, result, request, shared)
                 lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
         if watch.changed() and party._network is not None:
             message.check_finite(party.net.state()["params"])
@@ -100,11 +100,13 @@ def work(
     return reply
 
 
-def _masked(node_run: NodeRun, reply: Tree | Failure, expect: Template, mask: Any) -> Tree | Failure:
-    """A reply as part of a secure sum."""
+def _masked(node_run: NodeRun, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
+    """A reply as part of a secure sum, whose parties have no arguments of their own."""
+    if any(task["each"] is not None or task["reply_refs"] for task in request["tasks"]):
+        raise refused("a call whose reply is part of a sum has the same arguments for all nodes")
     assert node_run.sums is not None
     try:
-        return node_run.sums.masked(reply, expect, mask)
+        return node_run.sums.masked(reply, request, shared)
     except MessageError as error:
         raise CallRefused(
             rpc_errors.MALFORMED, "the steps of this secure sum do not allow a vector", str(error)
