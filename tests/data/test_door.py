@@ -89,7 +89,7 @@ def test_a_file_and_a_frame_give_one_model(tmp_path: Path) -> None:
     table = pandas.DataFrame({"x": rng.normal(size=80), "flag": rng.random(80) > 0.5, "site": ["1_2", "12"] * 40})
     table["y"] = np.where(table["x"] > 0, "ill", "well")
     table.to_csv(tmp_path / "t.csv", index=False)
-    known = {"label": "y", "group": "site", "rounds": 2, "models": "linear"}
+    known: dict[str, Any] = {"label": "y", "group": "site", "rounds": 2, "models": "linear"}
     one, other = (fedloom.run("fedavg", data=data, **known) for data in (str(tmp_path / "t.csv"), table))
     assert one.summary["accuracy"] == other.summary["accuracy"]
     for mine, theirs in zip(one.models, other.models, strict=True):
@@ -159,7 +159,7 @@ def test_times_are_ordered_as_times_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_column_that_float32_cannot_hold_is_shifted_first() -> None:
-    small = {"x": [row % 16 for row in range(64)], "y": ["a", "b", "b", "a"] * 16}
+    small: dict[str, Any] = {"x": [row % 16 for row in range(64)], "y": ["a", "b", "b", "a"] * 16}
     large = {**small, "x": [10**9 + number for number in small["x"]]}
     one, other = (read_data(table, label="y").standardized(np.arange(64)) for table in (small, large))
     np.testing.assert_array_equal((one.x - one.shift) / one.scale, (other.x - other.shift) / other.scale)

@@ -50,7 +50,6 @@ for command in (
 ADDED = commands()
 for name, added in ADDED.items():
     app.command(name)(added)
-app.command("relay", hidden=True)(remote.relay)
 app.add_typer(remote.audit, name="audit")
 
 if "reproduce" not in ADDED:

@@ -17,6 +17,7 @@ from fedloom.core.errors import CheckpointError, EngineError, MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
+from fedloom.core.paths import write_atomically
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment.config import run as config
@@ -26,6 +27,7 @@ from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run import checkpoint
 from fedloom.experiment.run.engine import account
 from fedloom.experiment.run.evaluate import RESERVED, PartiesMissing
+from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.live import Live, Stopped
 from fedloom.experiment.run.mistakes import check_replies, warnings
 from fedloom.experiment.run.privacy import CONTRIBUTIONS, privacy_notes
@@ -100,7 +102,7 @@ class Session:
         self.plan = plan
         self.engine = engine
         self.folder = folder
-        self.coordinator = plan.setting.server_name(plan)
+        self.coordinator = plan.planner.server_name(plan)
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
         self.fed = Federation(
             engine,
@@ -114,7 +116,8 @@ class Session:
         )
         self.record = Record()
         self.done = 0
-        self.main = plan.setting.main_metric(plan)
+        self.evaluation = evaluation_of(plan)
+        self.main = self.evaluation.main_metric(plan)
         self.accuracy = float("nan")
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
@@ -152,7 +155,7 @@ class Session:
             self._restore()
         self.folder.mkdir(parents=True, exist_ok=True)
         text = config.toml(self.plan.run)
-        checkpoint.write_atomically(self.folder / "config.toml", text.encode())
+        write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
         if objects := self._objects(text):
             write_json(self.folder / "objects.json", objects)
@@ -195,7 +198,7 @@ class Session:
         mistakes = warnings(plan, self.fed, self._final_states)
         for text in mistakes:
             _log.warning("%s", text)
-        leaks = plan.setting.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
+        leaks = self.evaluation.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
         summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
@@ -322,7 +325,7 @@ class Session:
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         try:
-            metrics = [*self.plan.setting.evaluate(self.plan, self.engine, round == self.plan.rounds)]
+            metrics = [*self.evaluation.evaluate(self.plan, self.engine, round == self.plan.rounds)]
         except PartiesMissing as error:
             if round in (0, self.plan.rounds):  # the result needs both
                 raise EngineError(

@@ -36,8 +36,8 @@ Differs:
         server computes it from u_i. After a lost reply the two differ by a half, a quarter, … of the client's update,
         with each further reply. Without, clients that fail are left out of the sums, and λ falls in proportion.
         Clients that leave or join (churn) change w_i, and ρ if meta_lr is set.
-    CRD: see `crd.py`. It has the normalization of the authors' code, which the paper does not mention.
-    θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
+    CRD (`crd.py`) has the normalization of the authors' code, which the paper does not mention. θ^0 is the same at all
+        clients; the authors' code averages models that each client drew for itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,10 +49,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, ModelError
-from fedloom.core.page import SGD, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
+from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
 from fedloom.methods import steps
 from fedloom.methods.features import Features, linear
 from fedloom.methods.meta import crd
@@ -114,9 +113,9 @@ class AugFLConfig(MetaConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the server knows the u_i of absent clients, and the numbers of rows."""
-        if aggregator.secure and self.clients_per_round is not None:
-            return 'the server keeps the u_i of absent clients: set params.clients_per_round to "none"'
-        return "the numbers of rows are sent without noise" if aggregator.hidden and not aggregator.secure else ""
+        if aggregator.secure:
+            return "" if self.clients_per_round is None else 'set params.clients_per_round to "none": u_i are kept'
+        return "the numbers of rows are sent without noise" if aggregator.hidden else ""
 
     @property
     def exchanges(self) -> bool:
@@ -350,10 +349,10 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
     rows = server.rows[known]  # of which a robust rule takes the median as each one's
-    count = len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum()
-    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(count)}
+    count = int(len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum())
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": count}
     found = fed.mean(chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)})  # lines 4-10
-    if found is not None:  # line 11: a sum that also has the last u_i of absent clients
+    if found is not None:  # line 11: the sum also has the last u_i of absent clients
         replies = dict.fromkeys(found.ids, found.value) if fed.aggregator.secure else found.replies
         server.step(t, replies, rho, known)
     yield "round"
