@@ -480,7 +480,6 @@ def test_more_mistakes_get_a_sentence(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["relay", "relay.toml"],
         ["certs", "a", "--relay", "relay"],
         ["certs", "a", "--behind", "a"],
         ["certs", "a", "--via-relay", "a"],

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError
+from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.report import metrics
 from fedloom.report.read import Run
 from fedloom_papers.keys import archive_key

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import Column
+from fedloom.data.columns import RawColumn
 from fedloom.data.party_files import from_files
 from fedloom.data.stats import describe_parties
 from fedloom.data.tables import class_numbers, read_csv
@@ -172,13 +172,13 @@ def test_a_csv_keeps_text_as_it_is(tmp_path: Path) -> None:
 
 
 def test_columns_are_numbers_if_all_their_values_are() -> None:
-    assert Column.of("a", ["1", "", "2.5", "NA"]).values[[0, 2]].tolist() == [1.0, 2.5]
-    assert np.isnan(Column.of("a", ["1", "", "?"]).values[1:]).all()
-    assert Column.of("a", ["1", "one", "?"]).values.tolist() == ["1", "one", None]
+    assert RawColumn.of("a", ["1", "", "2.5", "NA"]).values[[0, 2]].tolist() == [1.0, 2.5]
+    assert np.isnan(RawColumn.of("a", ["1", "", "?"]).values[1:]).all()
+    assert RawColumn.of("a", ["1", "one", "?"]).values.tolist() == ["1", "one", None]
 
 
 def test_classes_are_in_order() -> None:
-    y, classes = class_numbers(Column.of("y", ["10", "9", "", "10"]), "Column 'y'")
+    y, classes = class_numbers(RawColumn.of("y", ["10", "9", "", "10"]), "Column 'y'")
     assert y.tolist() == [1, 0, -1, 1] and classes == ("9", "10")
     with pytest.raises(DataError, match="at least 2 classes"):
-        class_numbers(Column.of("y", ["a", "a", "?"]), "Column 'y'")
+        class_numbers(RawColumn.of("y", ["a", "a", "?"]), "Column 'y'")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import methods
-from fedloom.core import message
+from fedloom.core import message, templates
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
@@ -329,9 +329,9 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
     [None, object, int, [float, {"a": floats(2, None), "b": [str, bool]}], {}, {"items": int}, torch.zeros(2, 3)],
 )
 def test_a_template_survives_its_spelling(template: Any) -> None:
-    spelled = message.decode(message.encode(_shared_buffer.spell(template)))
+    spelled = message.decode(message.encode(templates.spell(template)))
     expected = floats(2, 3) if isinstance(template, Tensor) else template
-    assert _shared_buffer.unspell(spelled) == expected
+    assert templates.unspell(spelled) == expected
 
 
 @pytest.mark.parametrize("make", [LocalEngine, workers(2)])

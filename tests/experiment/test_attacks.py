@@ -20,7 +20,7 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.engine import start
 from fedloom.experiment.run.execute import RunResult, execute
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success
 

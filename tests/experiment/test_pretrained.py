@@ -19,14 +19,14 @@ import fedloom
 from fedloom import models
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError, ModelError, warn_once
+from fedloom.core.paths import write_atomically
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan import pretrained, pretraining
+from fedloom.experiment.plan import pretrained, pretraining, weights
 from fedloom.experiment.plan.build import build, data_of, pretrained_of
-from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.pretrained import training_of
 from fedloom.experiment.plan.pretraining import Training, moved, train
 from fedloom.experiment.plan.reading import check
-from fedloom.experiment.run import weights
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.session import fingerprint
 from fedloom.methods import find
 from fedloom.models.rescaled import Rescaled
@@ -65,7 +65,7 @@ def file(tmp_path: Path) -> Path:
     run = a_run(model="mlp", epochs=2)
     dataset, shares = data_of(run)
     path = tmp_path / "server.safetensors"
-    train(run.pretrained.training(dataset, shares.server, "cpu"), path, quietly)
+    train(training_of(run.pretrained, dataset, shares.server, "cpu"), path, quietly)
     return path
 
 
@@ -300,7 +300,7 @@ def test_a_run_with_another_model_is_another_run(tmp_path: Path, file: Path) -> 
     before = fingerprint(build(a_run(file=str(file))))
     assert fingerprint(build(a_run(file=str(file)))) == before
     dataset, shares = data_of(a_run())
-    training = a_run(model="mlp", epochs=3).pretrained.training(dataset, shares.server, "cpu")
+    training = training_of(a_run(model="mlp", epochs=3).pretrained, dataset, shares.server, "cpu")
     train(training, file, quietly)
     assert fingerprint(build(a_run(file=str(file)))) != before
 

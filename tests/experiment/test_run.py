@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom.core import paths
 from fedloom.core.context import PublicSet
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, MethodError, ModelError
 from fedloom.engines import LocalEngine
@@ -234,14 +235,14 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_an_atomic_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
-    checkpoint.write_atomically(path, b"old")
+    paths.write_atomically(path, b"old")
 
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        checkpoint.write_atomically(path, b"new and longer")
+        paths.write_atomically(path, b"new and longer")
     assert path.read_bytes() == b"old"
 
 

@@ -21,9 +21,10 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.message import leaves
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build, data_of
-from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.pretrained import training_of
 from fedloom.experiment.plan.pretraining import train
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.compare import summarize
@@ -490,7 +491,7 @@ def test_results_say_which_pretrained_model_it_was(page: str, tmp_path: Path, mo
     assert html.unescape(text).count(f"The server's {messages}; its digest starts with {first['digest'][:12]}.") == 1
     file, (dataset, shares) = tmp_path / "own.safetensors", data_of(config)
     other = {"model": "mlp", "epochs": 1}
-    train(PretrainedConfig(**other).training(dataset, shares.server, "cpu"), file, lambda *_: None)
+    train(training_of(PretrainedConfig(**other), dataset, shares.server, "cpu"), file, lambda *_: None)
     config = run(page, {"server_rows": 100}, pretrained={"file": str(file)}, name="other")
     second = execute(config, tmp_path / "b").summary["pretrained"]
     assert second == {"digest": build(config).pretrained, "model": "mlp", "norm": "none", "file": str(file)}

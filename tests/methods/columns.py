@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.engine import Failure
 from fedloom.core.faults import Faults
@@ -73,6 +74,7 @@ class Columns:
         preset: of the method, with `params` over it.
         relabel: changes the active party's labels.
         make: the parties' networks.
+        means: how means are taken.
 
     Attributes:
         heard: every message so far, as it was handed over.
@@ -92,6 +94,7 @@ class Columns:
         preset: str = "recommended",
         relabel: Callable[[Tensor], Tensor] = lambda y: y,
         make: Callable[[int], nn.Module] = extractor,
+        means: Aggregator = MEAN,
         **params: Any,
     ) -> None:
         self.method = method
@@ -102,6 +105,7 @@ class Columns:
         labels[every[0].index[:aligned]] = relabel(y)
         first = every[0]
         shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
+        shared["aggregator"] = means
         own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
         assert method.server is not None
         self.active: Any = method.server(self.cfg, ClientContext(id=0, data=own, **shared))
@@ -118,7 +122,8 @@ class Columns:
         builders = [partial(method.client, self.cfg, context) for context in self.contexts]
         engine: type[Any] = IsolatedEngine if isolated else LocalEngine
         self.engine: Any = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
-        self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,))
+        how: dict[str, Any] = {"aggregator": means, "means": method.client.MEANS}
+        self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,), **how)
         self.heard: list[Heard] = []
         self._listen()
 

@@ -25,6 +25,7 @@ from fedloom.core.page import epoch_plan, sample_plan
 from fedloom.core.party import Party
 from fedloom.methods import steps
 from fedloom.methods.meta import augfl, crd
+from fedloom.methods.meta.steps import hvp_by_difference, meta_gradient
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 AUGFL, KD_ONLY, CE_ONLY, LOCAL_ONLY = (methods.find(n) for n in ("augfl", "kd-only", "server-ce-only", "local-only"))
@@ -304,7 +305,7 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
     assert torch.allclose(value.double(), loss(double, weights, x.double(), y), atol=1e-6)
     again = party.gradient_at(at, partial(steps.weighted_cross_entropy, party), *client_context.support)[1]
     assert all(torch.equal(gradient[k], again[k]) for k in gradient)
-    apart = steps.hvp_by_difference(party, at, {k: x.float() for k, x in v.items()}, 1e-2, unit=False)
+    apart = hvp_by_difference(party, at, {k: x.float() for k, x in v.items()}, 1e-2, unit=False)
     off = torch.cat([(apart[k].double() - want[k]).flatten() for k in want]).norm()
     assert 1e-9 < float(off / length) < 1e-2
 
@@ -313,7 +314,7 @@ def test_first_order_leaves_the_hessian_out() -> None:
     client_context = contexts(1, make=common)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     weights, module = dict(party.params), common()
-    found = steps.meta_gradient(party, weights, "first_order", 0.0)
+    found = meta_gradient(party, weights, "first_order", 0.0)
     (xs, ys, _), (xq, yq, _) = client_context.support, client_context.query
     inner = torch.func.grad(lambda w: loss(module, w, xs, ys))(weights)
     phi = {k: w - party.cfg.alpha * inner[k] for k, w in weights.items()}
@@ -325,7 +326,7 @@ def test_where_the_gradient_is_0_a_difference_along_its_direction_is_too() -> No
     client_context = contexts(1, make=common)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     nothing = {k: torch.zeros_like(w) for k, w in party.params.items()}
-    found = steps.hvp_by_difference(party, dict(party.params), nothing, 1e-2, unit=True)
+    found = hvp_by_difference(party, dict(party.params), nothing, 1e-2, unit=True)
     assert not any(x.any() for x in found.values())
 
 

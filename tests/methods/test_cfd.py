@@ -24,7 +24,7 @@ from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.methods.distillation.cfd import CFDClient, CFDServer
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
-from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
+from tests.toy import CLASSES, FEATURES, Toy, combined, contexts, equal, network, rows
 
 CFD, LOCAL = methods.find("cfd"), methods.find("local")
 BOTH: dict[str, Any] = {"bits": 2, "bits_down": 3}
@@ -187,7 +187,7 @@ def test_everybody_changes() -> None:
 def test_the_server_comes_to_answer_as_the_clients_do() -> None:
     server: Any = toy(server_steps=300, server_lr=0.02).server
     answers = {n: F.softmax(torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(n)), -1) for n in range(3)}
-    server.learn(answers, t=0, i=0)
+    server.learn(combined(answers), t=0, i=0)
     shared, each = server.teach(answers, t=0, i=0)
     assert not each
     assert kl(torch.stack([*answers.values()]).mean(0), shared["labels"]) < 0.01

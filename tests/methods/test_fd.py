@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
+from fedloom.core.aggregate import Combined
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
@@ -69,7 +70,8 @@ def test_each_receives_the_mean_of_those_others_that_have_a_class() -> None:
         10 + n: {"means": means[n], "present": torch.tensor([k in classes for k in range(CLASSES)])}
         for n, classes in enumerate(have)
     }
-    taught = FDServer(FDConfig(), ClientContext(id=0, classes=CLASSES)).teach(replies)
+    server = FDServer(FDConfig(), ClientContext(id=0, classes=CLASSES))
+    taught = server.teach(Combined({}, None, tuple(replies), replies))
     assert list(taught) == list(replies)
     for n in range(4):
         for k in range(CLASSES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,24 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation import fedal
-from fedloom.methods.distillation.fedal import FedALClient, FedALConfig, FedALServer, author_loss, target_of
+from fedloom.methods.distillation.fedal import (
+    FedALClient,
+    FedALConfig,
+    FedALServer,
+    author_loss,
+    averaged,
+    target_of,
+)
 from fedloom.methods.distillation.steps import mean_of_others
-from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
+from tests.toy import CLASSES, FEATURES, Toy, combined, contexts, equal, network, rows
 
 FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fedmd-lf", "local"))
 
 
-def judge(*given: Any) -> tuple[Any, dict[int, Any]]:
-    """The page's, whose messages are trees of tensors here."""
-    return fedal.judge(*given)
+def judge(owner: Any, logits: Mapping[int, Any], t: int, i: int) -> tuple[Any, dict[int, dict[str, Any]]]:
+    """Lines 12-16 on these answers."""
+    found = combined(logits, read=lambda n, sent: averaged(owner.cfg, owner.cfg.decode(sent, CLASSES)))
+    return fedal.judge(owner, found, t, i)
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.engines import LocalEngine
 from fedloom.methods import find
 from fedloom.methods.vertical.fedhssl import CROSS, HEAD, LOCAL, TOP, FedHSSLConfig, top_means
 from fedloom.methods.vertical.steps import batch_indices, labels
@@ -153,7 +155,8 @@ def test_means_are_weighted_by_rows_among_tops_of_one_shape() -> None:
         m: {f"{HEAD}weight": torch.full((2, width), v), "local_projector.0.weight": torch.tensor([v])}
         for m, (width, v) in enumerate(zip(widths, values, strict=True))
     }
-    found: Any = top_means(tops, rows, FedHSSLConfig())
+    replies = {m: {"top": top, "rows": torch.tensor(rows[m])} for m, top in tops.items()}
+    found: Any = top_means(Federation(LocalEngine([])), replies)
     for m, expected in enumerate((2.0, 2.0, 7.0)):
         assert all((v == expected).all() for v in found[m]["top"].values())
         assert found[m]["top"][f"{HEAD}weight"].shape == (2, widths[m])

@@ -13,7 +13,7 @@ from fedloom import methods
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import MethodError, ModelError
 from fedloom.core.faults import Faults
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.models.parts import Classifier
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
@@ -108,8 +108,9 @@ def test_networks_of_one_architecture_begin_as_they_were_given() -> None:
 
 
 def test_features_of_different_widths_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"some have 8 and some 9: choose networks"):
-        toy(make=lambda i: common(width=8 + i)).run(1)
+    """A run with such networks is refused before it starts."""
+    wider = toy(make=lambda i: common(width=8 + i)).run(1)
+    assert {f.reason for f in wider.fed.failures if f.party != "client-0"} == {"wrong shape"}
     late = toy(make=lambda i: common(width=8 + i // 2)).run(1, present=[0, 1])
     assert late.server is not None
     with pytest.raises(MethodError, match="some have 8 and some 9"):

@@ -24,6 +24,7 @@ from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.engine import start
 from fedloom.experiment.run.evaluate import PartiesMissing
+from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.execute import execute
 from fedloom.methods.vertical import laser, steps
 from fedloom.methods.vertical.laser import draw_sets, present, subset_weights
@@ -337,9 +338,9 @@ def test_an_evaluation_continues_without_a_node_where_any_party_suffices(
 
         monkeypatch.setattr(engine, "call", without)
         if method == "laser-vfl":
-            assert dict(m[:2] for m in plan.setting.evaluate(plan, engine))["accuracy mean"] > 0
-            assert plan.setting.min_nodes(plan, 2) == 1
+            assert dict(m[:2] for m in evaluation_of(plan).evaluate(plan, engine))["accuracy mean"] > 0
+            assert plan.planner.min_nodes(plan, 2) == 1
         else:
-            assert plan.setting.min_nodes(plan, 2) == 2
+            assert plan.planner.min_nodes(plan, 2) == 2
             with pytest.raises(PartiesMissing, match="party-1"):
-                [*plan.setting.evaluate(plan, engine)]
+                [*evaluation_of(plan).evaluate(plan, engine)]

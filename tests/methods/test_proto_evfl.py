@@ -28,7 +28,7 @@ from fedloom.core.message import leaves
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import RunResult, Stopped, execute
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import (
     TOO_ALIKE,

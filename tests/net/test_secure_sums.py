@@ -58,7 +58,7 @@ def run_of(rounds: int = 2, **changes: Any) -> RunConfig:
         "rounds": rounds,
         "data": {"clients": 4, "public_rows": 40, "test_rows": 60, "own_test_rows": 10},
         "models": {"pool": ["linear"], "norm": "none"},
-        "params": {"secure": True},
+        "aggregate": {"secure": True},
         **changes,
     }
     return check({"run": values}).run
@@ -81,7 +81,7 @@ def test_so_have_other_pages(method: str, field: Path) -> None:
 
 
 def test_so_have_priors_of_nodes_beside_those_of_the_active_party(field: Path) -> None:
-    params = {"secure": True, "steps": 2, "epochs": 1}
+    params = {"steps": 2, "epochs": 1}
     run = run_of(1, method="proto-evfl", params=params, data={"clients": 5, "test_rows": 50})
     same(at(run, field).summary, execute(run).summary)
 
@@ -149,12 +149,12 @@ def test_a_node_sends_no_single_reply_where_the_run_is_secure(tmp_path: Path) ->
 
     ask = RunRequest(node(tmp_path))
     try:
-        ask("open", opening(config(**{"params.secure": True})))
+        ask("open", opening(config(**{"aggregate.secure": True})))
         refusal = ask.refused("do", doing(0, ask.host))
         assert "as part of a sum only" in refusal.words
         unknown = ask.refused("do", doing(0, ask.host, mask={"sum": "x", "weight": "rows"}))
         assert unknown.code == rpc_errors.MALFORMED
-        ask("open", opening(config(**{"params.secure": False}), start=2))
+        ask("open", opening(config(**{"aggregate.secure": False}), start=2))
     finally:
         ask.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedloom._version import __version__
 from fedloom.core import message
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import steps
 from fedloom.remote import payload

@@ -88,7 +88,12 @@ def digest(tree: Tree) -> str:
 
 def map_tensors(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     """The tree with `fn` applied to its tensors; tuples become lists, as in a message."""
-    return _zip(lambda nodes: fn(nodes[0]) if isinstance(nodes[0], Tensor) else nodes[0], [tree])
+    return zip_tensors(lambda nodes: fn(nodes[0]), [tree])
+
+
+def zip_tensors(fn: Callable[[list[Tensor]], Tensor], trees: Sequence[Tree]) -> Tree:
+    """One tree whose tensors are `fn` of the corresponding tensors of trees of one structure."""
+    return _zip(lambda nodes: fn(nodes) if isinstance(nodes[0], Tensor) else nodes[0], list(trees))
 
 
 def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:

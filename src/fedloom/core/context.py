@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import message
+from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.errors import MethodError
 from fedloom.core.message import Tree
@@ -203,6 +204,7 @@ class ClientContext:
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
+        aggregator: how the run takes means: for peers, which take their own.
         privacy_budget: charges private releases to the budget of its rows, if they have one: see
             `fedloom.protect.noise.charge`.
     """
@@ -227,6 +229,7 @@ class ClientContext:
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
     secret: int | None = None
+    aggregator: Aggregator = MEAN
     privacy_budget: Callable[[float, int, float], None] | None = None
 
     @property

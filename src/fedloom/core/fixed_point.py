@@ -3,7 +3,8 @@
 Tensors of int64 are added as they are: see `Federation.total`.
 
 A number x with |x| <= LARGEST becomes round(x 2^24), an exact integer in float64; a contribution with weight w has w
-times these, and w itself. The sum of all weights may be at most `MOST_WEIGHT`, so that no sum leaves the ring.
+times these, and w itself, or a weight for each class. The sum of all weights may be at most `MOST_WEIGHT`, so that no
+sum leaves the ring.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,19 +34,20 @@ def threshold(n: int) -> int:
 
 
 def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
-    """The integers (d + 1,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
+    """The integers (d + k,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
 
     Args:
         reply: a tree of finite tensors of floats, besides the weight; or, without a weight, of int64.
-        weight: the name of its weight, a whole number such as `rows`; None for 1.
+        weight: the name of its weight, a whole number such as `rows`, or whole numbers (k,) by class, each of which
+            weighs the numbers of its class in tensors (k, ...); None for 1.
         parties: the maximum number of contributions to the sum; each may have an equal share of `MOST_WEIGHT`.
 
     Raises:
-        MessageError: the weight is negative or too large, or a tensor is of neither.
+        MessageError: a weight is negative or too large, or a tensor is of neither.
     """
-    w = 1 if weight is None else int(reply[weight])
-    if not 0 <= w <= MOST_WEIGHT // parties:
-        raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w}")
+    w = np.array([1]) if weight is None else torch.as_tensor(reply[weight]).cpu().numpy().astype(np.int64).reshape(-1)
+    if w.min(initial=0) < 0 or w.max(initial=0) > MOST_WEIGHT // parties:
+        raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w.tolist()}")
     numbers = [np.empty(0, dtype=np.int64)]
     for path, x in _summed(reply, weight):
         if isinstance(x, Tensor) and x.dtype == torch.int64 and weight is None:
@@ -54,30 +56,37 @@ def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise MessageError(f"{path} must be a tensor of floats to be summed")
         clipped = x.detach().cpu().double().flatten().clamp(-LARGEST, LARGEST)
-        numbers.append((clipped * 2.0**FRACTION).round().to(torch.int64).numpy())
-    return np.append(np.concatenate(numbers) * w, w).view(np.uint64)
+        numbers.append((clipped * 2.0**FRACTION).round().to(torch.int64).numpy() * _spread(w, x.numel()))
+    return np.append(np.concatenate(numbers), w).view(np.uint64)
 
 
-def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[int, dict[str, Any] | Tensor]:
+def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[Any, Any]:
     """The sum of all weights, and the weighted mean as a float32 tree without the weight.
 
     Args:
-        total: the sum (d + 1,) uint64 of contributions.
+        total: the sum (d + k,) uint64 of contributions.
         like: the template of a reply; every dimension must be known.
         weight: the name of the weight.
+
+    Returns:
+        The sum of the weights, a number or a tensor (k,) int64; and the mean, which is 0 for a class without a weight.
 
     Raises:
         MessageError: the sum does not have the template's size, or all weights are 0.
     """
     if any(isinstance(x, Shape | Tensor) and x.dtype == torch.int64 for _, x in _summed(like, weight)):
         raise MessageError("integers have a total, not a mean: call fed.total")
-    whole = total.view(np.int64)
-    w = int(whole[-1])
-    if len(whole) != size(like, weight) or w <= 0:
+    whole, k = total.view(np.int64), _weights(like, weight)
+    if len(whole) != size(like, weight) or not (whole[-k:] >= 0).all() or not whole[-k:].any():
         raise MessageError("a sum must have the template's size and a weight above 0")
-    mean = torch.from_numpy(whole[:-1].astype(np.float64) / (w * 2.0**FRACTION)).float()
-    parts = iter(torch.split(mean, [_count(x) for _, x in _summed(like, weight)]))
-    return w, _filled(like, weight, parts)
+    w, parts, start = whole[-k:], [], 0
+    for _, leaf in _summed(like, weight):
+        numbers = whole[start : start + (count := _count(leaf))].astype(np.float64)
+        parts.append(torch.from_numpy(numbers / (_spread(w, count).clip(1) * 2.0**FRACTION)).float())
+        start += count
+    tree: Any = like
+    scalar = weight is None or not _dims(tree[weight])
+    return (int(w[0]) if scalar else torch.from_numpy(w.copy())), _filled(like, weight, iter(parts))
 
 
 def totaled(total: np.ndarray, like: Template) -> Any:
@@ -95,12 +104,24 @@ def totaled(total: np.ndarray, like: Template) -> Any:
 
 
 def size(like: Template, weight: str | None) -> int:
-    """The number d + 1 of integers of a contribution.
+    """The number d + k of integers of a contribution.
 
     Raises:
         MessageError: a dimension is unknown.
     """
-    return 1 + sum(_count(x) for _, x in _summed(like, weight))
+    return _weights(like, weight) + sum(_count(x) for _, x in _summed(like, weight))
+
+
+def _weights(like: Any, weight: str | None) -> int:
+    """The number k of weights of a contribution."""
+    return 1 if weight is None else _count(like[weight])
+
+
+def _spread(w: np.ndarray, count: int) -> np.ndarray:
+    """The weight of each of `count` numbers, from weights (k,) of as many equal parts of them."""
+    if count % len(w):
+        raise MessageError(f"{count} numbers have no means by {len(w)} classes")
+    return np.repeat(w, count // len(w))
 
 
 def _summed(tree: Any, weight: str | None) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
@@ -132,6 +133,10 @@ class MethodConfig(BaseModel):
     def participants(self, clients: int) -> int:
         """The number of participants of a round: `clients_per_round` if the config has it, else all clients."""
         return min(clients, getattr(self, "clients_per_round", None) or clients)
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """Why a run with these settings cannot take its means this way, and what to set instead; "" if it can."""
+        return ""
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:

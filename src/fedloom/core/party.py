@@ -56,7 +56,8 @@ class Party(Generic[ConfigT_co]):
             `fed.exchange`.
         TO_PEERS: methods whose replies go to peers only: those named as `ask` and `answer` in `fed.exchange`. A node
             never sends these replies to the coordinator, and refuses every method that is in neither list.
-        SUMMED: methods in CALLS whose replies are only added up, by `fed.sum`, where `cfg.secure` is true. A node then
+        MEANS: methods in CALLS whose replies only enter a mean: those named in `fed.mean`; among peers, methods in
+            TO_PEERS. A run may then name a robust rule, secure sums or noise in `[aggregate]`. With secure sums a node
             never sends one of these replies to the coordinator unmasked.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
@@ -67,7 +68,7 @@ class Party(Generic[ConfigT_co]):
     ROLE: ClassVar[str] = ""
     CALLS: ClassVar[tuple[str, ...]] = ()
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
-    SUMMED: ClassVar[tuple[str, ...]] = ()
+    MEANS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: ConfigT_co, context: ClientContext) -> None:
         self._network: Network | None = None

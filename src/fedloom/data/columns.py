@@ -20,7 +20,7 @@ _WHOLE = 2.0**53
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class RawColumn:
     """A column's cells, and the two ways to read them: as text exactly as written, and as a typed feature."""
 
     name: str
@@ -29,13 +29,13 @@ class Column:
     grammar: Grammar = PLAIN
 
     @classmethod
-    def of(cls, name: str, values: Any, grammar: Grammar = PLAIN) -> "Column":
+    def of(cls, name: str, values: Any, grammar: Grammar = PLAIN) -> "RawColumn":
         """A column from a list, an array, a tensor, or a column of a frame.
 
         Raises:
             DataError: it has more than one value for a row.
         """
-        if isinstance(values, Column):
+        if isinstance(values, RawColumn):
             return values
         return cls(name, _stripped(_cells(name, values)), grammar)
 
@@ -164,9 +164,9 @@ class Column:
         found = _numbers(pc.if_else(fits, self._decimal_points, pa.scalar(None, pa.large_string())).cast(pa.float64()))
         return found, np.isnan(found) & ~self.missing
 
-    def take(self, rows: np.ndarray) -> "Column":
+    def take(self, rows: np.ndarray) -> "RawColumn":
         """The cells of some rows (r,)."""
-        return Column(self.name, self.cells.take(rows), self.grammar)
+        return RawColumn(self.name, self.cells.take(rows), self.grammar)
 
     @cached_property
     def _missing_text(self) -> Any:
@@ -192,7 +192,7 @@ class Column:
         return pc.replace_substring(pc.replace_substring(self.cells, ".", "_"), ",", ".")
 
 
-def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, Column]:
+def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
     """The columns of a frame or mapping, by name.
 
     Raises:
@@ -208,20 +208,22 @@ def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, Column]:
     words = [str(key) for key in keys]
     if repeated := sorted({name for name in words if words.count(name) > 1} if len(set(words)) < len(words) else ()):
         raise DataError(f"Column names must be unique, but {repeated[0]!r} repeats; rename all but one.")
-    return {name: Column.of(name, table[key], grammar) for name, key in zip(words, keys, strict=True)}
+    return {name: RawColumn.of(name, table[key], grammar) for name, key in zip(words, keys, strict=True)}
 
 
-def joined(columns: Sequence[Column]) -> Column:
+def joined(columns: Sequence[RawColumn]) -> RawColumn:
     """One column of the cells of several, in order. Cells of different types become text."""
     import pyarrow as pa
 
     if len({column.cells.type for column in columns}) > 1:
         number = all(pa.types.is_integer(c.cells.type) or pa.types.is_floating(c.cells.type) for c in columns)
         columns = [
-            Column(c.name, c.cells.cast(pa.float64()), c.grammar) if number else Column.of(c.name, c.text, c.grammar)
+            RawColumn(c.name, c.cells.cast(pa.float64()), c.grammar)
+            if number
+            else RawColumn.of(c.name, c.text, c.grammar)
             for c in columns
         ]
-    return Column(columns[0].name, pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks],
+    return RawColumn(columns[0].name, pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks],
                                                      columns[0].cells.type), columns[0].grammar)  # fmt: skip
 
 

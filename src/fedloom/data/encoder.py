@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import Column
+from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
 from fedloom.data.options import Understanding
 from fedloom.data.tables import MISSING, RawTable, as_numbers, as_words, numbers_of, refuse_mistakes, typed
@@ -44,7 +44,7 @@ class RawNumber:
         """Names of the encoded columns."""
         return (self.name, f"{self.name} missing") if self.indicator else (self.name,)
 
-    def encode(self, values: np.ndarray | Column) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, 1) float64 from n raw values, or (n, 2) with an indicator."""
         numbers, wrong = as_numbers(self.name, values)
         if self.gaps:
@@ -74,7 +74,7 @@ class ScaledNumber:
         """Names of the encoded columns."""
         return (self.name,) * (self.scale > 0) + (f"{self.name} missing",) * self.gaps
 
-    def encode(self, values: np.ndarray | Column) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, 0..2) float32 from (n,) raw values."""
         numbers = numbers_of(self.name, values)
         missing = np.isnan(numbers)
@@ -99,11 +99,11 @@ class OneHot:
         """Names of the encoded columns."""
         return tuple(f"{self.name}={word}" for word in (*self.words, *([OTHER] if self.other else [])))
 
-    def unknown(self, values: np.ndarray | Column) -> np.ndarray:
+    def unknown(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n,) bool, whether each of (n,) raw values is not among the words."""
         return ~np.isin(as_words(self.name, values), self.words)
 
-    def encode(self, values: np.ndarray | Column) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, len(names)) float32 from (n,) raw values."""
         places = {word: place for place, word in enumerate(self.words)}
         codes = np.array([places.get(word, len(self.words)) for word in as_words(self.name, values)], dtype=np.int64)
@@ -123,7 +123,7 @@ class HashedText:
         """Names of the encoded columns."""
         return tuple(f"{self.name}#{number}" for number in range(self.width))
 
-    def encode(self, values: np.ndarray | Column) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, width) float32 from (n,) raw values: each row has length 1, or 0 without words."""
         words = as_words(self.name, values)
         counts = np.zeros((len(words), self.width), dtype=np.float32)
@@ -205,7 +205,7 @@ class TableEncoder:
         """(n, F) float32, C-contiguous and finite. Columns without a rule are ignored.
 
         Args:
-            columns: name -> (n,) numbers, booleans, or objects that are text or None; or a `Column`.
+            columns: name -> (n,) numbers, booleans, or objects that are text or None; or a `RawColumn`.
 
         Raises:
             DataError: a column is missing, has another type or length, or numbers that float32 cannot tell apart.

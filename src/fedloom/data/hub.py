@@ -21,7 +21,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
-from fedloom.data.columns import Column, joined
+from fedloom.data.columns import RawColumn, joined
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.images import decode_images
@@ -58,7 +58,7 @@ class Hints:
 class Content:
     """The columns of files, before their roles are known."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, RawColumn]
     """By name, without that of the images."""
     test: np.ndarray | None
     """Row numbers of the test split, if there is one."""
@@ -241,7 +241,7 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         elif kind not in ("Value", "Sequence", "List"):
             return None
     _refuse_several(images, name)
-    columns = {c: Column.of(c, table.column(c), grammar) for c in table.column_names if c not in images}
+    columns = {c: RawColumn.of(c, table.column(c), grammar) for c in table.column_names if c not in images}
     encoded = _pictures(table.column(images[0]).to_pylist(), images[0]) if images else None
     return Content(columns, None, named, encoded)
 
@@ -275,7 +275,7 @@ def _assemble(splits: Mapping[str, Any], name: str, official: str | None, gramma
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
 
     table = pool.select_columns([c for c in pool.column_names if c not in images]).with_format("arrow")[:]
-    columns = {column: Column.of(column, table.column(column), grammar) for column in table.column_names}
+    columns = {column: RawColumn.of(column, table.column(column), grammar) for column in table.column_names}
     return Content(columns, held_out, named, _encoded(pool, images[0]) if images else None)
 
 
@@ -326,7 +326,7 @@ def _label_column(columns: Sequence[str], typed: list[str], name: str, *, table:
     return candidates[0]
 
 
-def _labels(column: Column, names: Sequence[str] | None, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(column: RawColumn, names: Sequence[str] | None, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 labels 0..K-1 and the K names, sorted unless the files number the classes themselves."""
     where = f"column {column.name!r} of data set {name!r}"
     values = column.values

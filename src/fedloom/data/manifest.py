@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import Column
+from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import pixel_scaling
 from fedloom.data.images import decode_images, is_image
 from fedloom.data.presence import RowPresence, had
@@ -94,7 +94,7 @@ def manifest(
     listing = _read(path)
     names = sorted(listing.labels)
     y, classes = class_numbers(
-        Column.of("label", [listing.labels[name] for name in names]), f"Column 'label' of {path}"
+        RawColumn.of("label", [listing.labels[name] for name in names]), f"Column 'label' of {path}"
     )
     numbers = dict(zip(names, y.tolist(), strict=True))
     everywhere = set(names).intersection(*listing.files)

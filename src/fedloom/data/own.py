@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import Column, Table, columns_of
+from fedloom.data.columns import RawColumn, Table, columns_of
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.encoder import encode_own
 from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
@@ -122,7 +122,7 @@ def interpret(
         if not hasattr(x, "keys"):
             x = np.asarray(x)
             if x.ndim == 4:
-                pictured = {label: Column.of(label, y, options.grammar)}
+                pictured = {label: RawColumn.of(label, y, options.grammar)}
                 return understand(pictured, options, title, picture=True), _pixels(x)
             if x.ndim != 2:
                 raise DataError(f"X must be (n, F) numbers or (n, C, H, W) images, not {x.shape}.")
@@ -168,7 +168,7 @@ def _look_at_folders(path: Path, options: DataOptions, name: str) -> tuple[Under
     if parts or not any(child.is_dir() for folder in folders for child in folder.iterdir()):
         files, y, classes, test = list_class_folders(path)
         label = options.label or "label"
-        columns = {label: Column.of(label, [classes[number] for number in y], _NAMES)}
+        columns = {label: RawColumn.of(label, [classes[number] for number in y], _NAMES)}
         return understand(columns, replace(options, label=label), name, test=test, picture=True), decode_images(files)
     options = replace(options, label=options.label or "label", group=options.group or "owner")
     rows = [
@@ -178,7 +178,7 @@ def _look_at_folders(path: Path, options: DataOptions, name: str) -> tuple[Under
         for file in all_
     ]
     named = {str(options.group): 0, str(options.label): 1}
-    columns = {column: Column.of(column, [row[place] for row in rows], _NAMES) for column, place in named.items()}
+    columns = {column: RawColumn.of(column, [row[place] for row in rows], _NAMES) for column, place in named.items()}
     return understand(columns, options, name, picture=True), decode_images(file for *_, file in rows)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import Column
+from fedloom.data.columns import RawColumn
 from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.presence import RowPresence, had
 from fedloom.data.roles import left_out
@@ -27,7 +27,7 @@ class PartyFile:
     """The stem of the file's name."""
     ids: list[str]
     """Of its n rows."""
-    columns: dict[str, Column]
+    columns: dict[str, RawColumn]
     """By name, without ids and labels."""
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """(n,) int64 classes of the active party's rows, -1 where missing; empty for other parties."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import Column, known_words
+from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import is_number, like_date, like_number, moments, nearly_equal
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
 from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, refuse_mistakes
@@ -89,10 +89,10 @@ class _Candidates:
     """Columns by name; those that have a role are taken out."""
 
     name: str
-    values: dict[str, Column]
+    values: dict[str, RawColumn]
     dropped: dict[str, str] = field(default_factory=dict)
 
-    def take(self, column: str, setting: str) -> Column:
+    def take(self, column: str, setting: str) -> RawColumn:
         """Remove a named column, and return it."""
         if column not in self.values:
             known = [*self.values, *self.dropped]
@@ -111,7 +111,7 @@ class _Candidates:
 
 
 def understand(
-    columns: Mapping[str, Column],
+    columns: Mapping[str, RawColumn],
     options: DataOptions,
     name: str,
     *,
@@ -237,7 +237,7 @@ class OwnRows:
 
 
 def own_rows(
-    columns: Mapping[str, Column],
+    columns: Mapping[str, RawColumn],
     file: OwnFile,
     name: str,
     *,
@@ -334,7 +334,7 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
 
 
 def _classes(
-    column: Column, name: str, known: Sequence[str] | None, options: DataOptions
+    column: RawColumn, name: str, known: Sequence[str] | None, options: DataOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them."""
     where = f"Column {column.name!r} of {name!r}"
@@ -385,7 +385,7 @@ def refuse_unnamed(codes: np.ndarray, names: Sequence[str], where: str) -> None:
         )
 
 
-def class_names(column: Column, names: Sequence[str]) -> Column:
+def class_names(column: RawColumn, names: Sequence[str]) -> RawColumn:
     """A column of class numbers as their names, empty where they are missing.
 
     Raises:
@@ -393,10 +393,10 @@ def class_names(column: Column, names: Sequence[str]) -> Column:
     """
     codes = np.where(column.missing, -1, np.nan_to_num(column.values, nan=-1)).astype(np.int64)
     refuse_unnamed(codes, names, f"Column {column.name!r}")
-    return Column.of(column.name, np.array([*names, None], dtype=object)[codes], column.grammar)
+    return RawColumn.of(column.name, np.array([*names, None], dtype=object)[codes], column.grammar)
 
 
-def _owners(column: Column, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
+def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row."""
     _refuse_unowned(column)
     codes, order = codes_of(column.words)
@@ -413,7 +413,7 @@ def _owners(column: Column, options: DataOptions) -> tuple[tuple[str, ...], np.n
     return tuple(order[number] for number in last), places[codes].astype(np.int64)
 
 
-def _refuse_unowned(column: Column) -> None:
+def _refuse_unowned(column: RawColumn) -> None:
     """Raise DataError if the column of owners has gaps."""
     if count := int(column.missing.sum()):
         words = f" ({_some(list(column.missing_words))} count as empty: see data.missing_words)"
@@ -423,7 +423,7 @@ def _refuse_unowned(column: Column) -> None:
         )
 
 
-def _split_parts(column: Column) -> np.ndarray:
+def _split_parts(column: RawColumn) -> np.ndarray:
     """(n,) "train", "test" or "validation" of each row."""
     words = [word.lower() for word in column.text]
     odd = sorted(set(words) - _PARTS.keys())
@@ -435,7 +435,7 @@ def _split_parts(column: Column) -> np.ndarray:
     return np.array([_PARTS[word] for word in words])
 
 
-def _outside_split(split: Column | None, y: np.ndarray) -> np.ndarray:
+def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     """Numbers of the rows that have a label and are for training or testing."""
     used = y >= 0
     return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
@@ -448,7 +448,7 @@ def _held_out_owners(options: DataOptions, owners: Sequence[str], groups: np.nda
     return np.flatnonzero(np.isin(groups, [owners.index(name) for name in options.test or ()]))
 
 
-def _guess_group(columns: Mapping[str, Column], label: str, options: DataOptions) -> str | None:
+def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOptions) -> str | None:
     """A column that looks like the rows' owners, by its name and its number of values."""
     for column, found in columns.items():
         word = re.sub(r"[_\W]?(id|no|nr|name|code)$", "", column.lower())
@@ -458,7 +458,7 @@ def _guess_group(columns: Mapping[str, Column], label: str, options: DataOptions
     return None
 
 
-def _guess_time(columns: Mapping[str, Column], label: str) -> tuple[str, ...]:
+def _guess_time(columns: Mapping[str, RawColumn], label: str) -> tuple[str, ...]:
     """Columns that order the rows in time: year, month, day and so on, or one of dates."""
     lower = {column.lower(): column for column in columns if column != label}
     parts = tuple(lower[part] for part in _TIMES if part in lower)
@@ -475,7 +475,7 @@ def _guess_time(columns: Mapping[str, Column], label: str) -> tuple[str, ...]:
     return parts if ordered else ()
 
 
-def _times(column: Column) -> np.ndarray:
+def _times(column: RawColumn) -> np.ndarray:
     """(n,) float64 that grow with time, NaN for a gap. Raises DataError if the words are no times."""
     if column.values.dtype.kind != "O" and not column.is_text:
         return column.values.astype(np.float64)
@@ -523,12 +523,12 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     return kinds
 
 
-def _typed(column: Column, kind: Kind) -> np.ndarray:
+def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
     """(n,) numbers of a feature, or its words, `MISSING` for a gap."""
     return column.values if kind == "number" else filled(column.words)
 
 
-def _missing_notes(columns: Sequence[Column]) -> list[str]:
+def _missing_notes(columns: Sequence[RawColumn]) -> list[str]:
     """A note on the words that count as missing."""
     found = [
         f"{word!r} ({count} in {c.name})" for c in columns for word, count in c.missing_words.items() if word != MISSING

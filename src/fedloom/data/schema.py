@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import Column
+from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
 from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, refuse_rows
 from fedloom.data.grammar import PLAIN, Grammar
@@ -98,7 +98,7 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
     raw = read_files(path, name=name, hints=Hints(label=schema.label))
     if isinstance(raw, RawTable):
         raise DataError(f"{path} must hold images, but it is a table.")
-    y = _labels(path, schema, Column.of(schema.label, [raw.classes[k] for k in raw.y]))
+    y = _labels(path, schema, RawColumn.of(schema.label, [raw.classes[k] for k in raw.y]))
     return image_dataset(name, _check_shape(path, schema, raw.x), y, schema.classes, test=raw.test)
 
 
@@ -140,7 +140,7 @@ def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Datase
     )  # fmt: skip
 
 
-def read_columns(path: Path, name: str, grammar: Grammar = PLAIN) -> tuple[dict[str, Column], np.ndarray | None]:
+def read_columns(path: Path, name: str, grammar: Grammar = PLAIN) -> tuple[dict[str, RawColumn], np.ndarray | None]:
     """The columns of a table, and the row numbers of a test split that its files state.
 
     Raises:
@@ -155,13 +155,13 @@ def read_columns(path: Path, name: str, grammar: Grammar = PLAIN) -> tuple[dict[
     return columns | {c: class_names(columns[c], names) for c, names in content.named.items()}, content.test
 
 
-def _column(path: Path, columns: Mapping[str, Column], name: str) -> Column:
+def _column(path: Path, columns: Mapping[str, RawColumn], name: str) -> RawColumn:
     if name not in columns:
         raise DataError(f"{path} must have a column {name!r}, but has {[*columns]}.{did_you_mean(name, columns)}")
     return columns[name]
 
 
-def _encode(path: Path, schema: DataSchema, columns: Mapping[str, Column]) -> np.ndarray:
+def _encode(path: Path, schema: DataSchema, columns: Mapping[str, RawColumn]) -> np.ndarray:
     """(n, F) float32 of a table."""
     for rule in schema.table:
         column = _column(path, columns, rule.name)
@@ -173,7 +173,7 @@ def _encode(path: Path, schema: DataSchema, columns: Mapping[str, Column]) -> np
         raise DataError(f"{path}: {error}") from error
 
 
-def _labels(path: Path, schema: DataSchema, labels: Column) -> np.ndarray:
+def _labels(path: Path, schema: DataSchema, labels: RawColumn) -> np.ndarray:
     """(n,) int64 classes."""
     places = {name: k for k, name in enumerate(schema.classes)}
     codes = np.array([places.get(word, -1) for word in as_words(labels.name, labels)], dtype=np.int64)

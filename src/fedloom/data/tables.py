@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import Column, known_words
+from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import PLAIN, Grammar, in_order, is_number
 
 MISSING = "?"
@@ -42,7 +42,7 @@ class RawTable:
     """Names of the owners, if they are known."""
 
 
-def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, Column]:
+def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
     """Columns of text by name, from a UTF-8 file with a header, whose separator is a comma, semicolon, tab or bar.
 
     Raises:
@@ -76,7 +76,7 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
         raise DataError(_problem(path, separator, len(names)) or f"{path} ends within quotes; correct its last line.")
     if not found.num_rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
-    return {name: Column.of(name, cells, grammar) for name, cells in zip(names, found.columns, strict=True)}
+    return {name: RawColumn.of(name, cells, grammar) for name, cells in zip(names, found.columns, strict=True)}
 
 
 def _header(path: Path) -> tuple[list[str], str]:
@@ -123,7 +123,7 @@ def _problem(path: Path, separator: str, width: int) -> str:
     return ""
 
 
-def class_numbers(labels: Column, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted as numbers if all are, else as text.
 
     Raises:
@@ -147,7 +147,7 @@ def different(values: np.ndarray) -> Collection[Any]:
     return np.unique(values) if values.dtype.kind != "O" else set(values.tolist())
 
 
-def typed(name: str, values: np.ndarray | Column) -> np.ndarray:
+def typed(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
     """(n,) numbers or booleans, or else words as objects, `MISSING` for a gap.
 
     Raises:
@@ -155,7 +155,7 @@ def typed(name: str, values: np.ndarray | Column) -> np.ndarray:
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         return values
-    found = Column.of(name, values).values
+    found = RawColumn.of(name, values).values
     return filled(found) if found.dtype.kind == "O" else found
 
 
@@ -164,7 +164,7 @@ def filled(words: np.ndarray) -> np.ndarray:
     return np.array([*(MISSING if word is None else word for word in words), None], dtype=object)[:-1]
 
 
-def numbers_of(name: str, values: np.ndarray | Column) -> np.ndarray:
+def numbers_of(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
     """(n,) float64 with NaN for missing values.
 
     Raises:
@@ -172,7 +172,7 @@ def numbers_of(name: str, values: np.ndarray | Column) -> np.ndarray:
     """
     numbers, wrong = as_numbers(name, values)
     if wrong.any():
-        bad = min(word for word, odd in zip(Column.of(name, values).text, wrong, strict=True) if odd)
+        bad = min(word for word, odd in zip(RawColumn.of(name, values).text, wrong, strict=True) if odd)
         raise DataError(f"Column {name!r} must have numbers, but has {bad!r}; correct or drop those rows.")
     outside = int((np.abs(numbers) > _LARGEST).sum())
     if outside:
@@ -182,16 +182,16 @@ def numbers_of(name: str, values: np.ndarray | Column) -> np.ndarray:
     return numbers
 
 
-def as_numbers(name: str, values: np.ndarray | Column) -> tuple[np.ndarray, np.ndarray]:
-    """As `Column.numbers`, also of numbers that are read already."""
+def as_numbers(name: str, values: np.ndarray | RawColumn) -> tuple[np.ndarray, np.ndarray]:
+    """As `RawColumn.numbers`, also of numbers that are read already."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         return values.astype(np.float64), np.zeros(len(values), dtype=bool)
-    return Column.of(name, values).numbers()
+    return RawColumn.of(name, values).numbers()
 
 
-def as_words(name: str, values: np.ndarray | Column) -> np.ndarray:
+def as_words(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
     """(n,) objects: the words of a column, or those that are read already; `MISSING` for a gap."""
-    return filled(Column.of(name, values, _READ).words)
+    return filled(RawColumn.of(name, values, _READ).words)
 
 
 def refuse_mistakes(name: str, known: np.ndarray) -> None:

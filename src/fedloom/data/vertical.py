@@ -136,7 +136,7 @@ def encode_new_rows(recipe: Mapping[str, Any], raw: Mapping[str, Any] | np.ndarr
 
     Args:
         recipe: of the party's view.
-        raw: for a table, name -> a `Column` of n cells; for cells, (n, C, H, W) uint8 whole images; for several
+        raw: for a table, name -> a `RawColumn` of n cells; for cells, (n, C, H, W) uint8 whole images; for several
             pictures of an object, (n, V * C, size, size) uint8 from `fedloom.data.manifest.read_views`.
 
     Raises:

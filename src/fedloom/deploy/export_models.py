@@ -61,7 +61,7 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     assert isinstance(data, Dataset)
     broadcast: Mapping[str, Tree] = {}
     if plan.server is not None:
-        plan.server.load(states[plan.setting.server_name(plan)])
+        plan.server.load(states[plan.planner.server_name(plan)])
         broadcast = plan.server.broadcast()
     main = next(iter(plan.cfg.eval_modes), "")
     found = WrittenModels([], {}, {}, 0)

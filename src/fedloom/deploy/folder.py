@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.message import Limits, Tree
+from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
-from fedloom.experiment.run.checkpoint import write_atomically
 
 MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from fedloom import models
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
 from fedloom.data.columns import columns_of
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
-from fedloom.experiment.run.checkpoint import write_atomically
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
 _HEX = Field(pattern="^[0-9a-f]{64}$")

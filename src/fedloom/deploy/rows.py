@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import Column
+from fedloom.data.columns import RawColumn
 from fedloom.data.encoder import ColumnEncoder, OneHot, TableEncoder
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.hub import read_content
@@ -113,9 +113,9 @@ def grammar_of(recipe: Mapping[str, Any]) -> Grammar:
     return PLAIN if words is None else Grammar(tuple(words), recipe["decimal"])
 
 
-def raw_column(rule: ColumnEncoder, values: Any, grammar: Grammar = PLAIN) -> Column:
+def raw_column(rule: ColumnEncoder, values: Any, grammar: Grammar = PLAIN) -> RawColumn:
     """A column of a file, a data frame or a list; a warning tells of words that training did not have."""
-    column = Column.of(rule.name, values, grammar)
+    column = RawColumn.of(rule.name, values, grammar)
     if isinstance(rule, OneHot):
         unknown = rule.unknown(column)
         count = int(unknown.sum())

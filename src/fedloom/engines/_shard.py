@@ -14,8 +14,8 @@ from fedloom.core.engine import Failure, ReplyRef, Task, arguments, names, reply
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
+from fedloom.core.templates import unspell
 from fedloom.engines._party_bundle import Packed, PartyBundle, RowPool, opened, packed, place, unpack
-from fedloom.engines._shared_buffer import unspell
 from fedloom.engines.memory import Arena, swapped_in
 
 Key: TypeAlias = tuple[int, int]

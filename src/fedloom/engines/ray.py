@@ -18,8 +18,8 @@ from fedloom.core.errors import ConfigError, EngineError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Party
+from fedloom.core.templates import spell
 from fedloom.engines._party_bundle import Packed, PartyBundler, WorkerLost, opened, packed
-from fedloom.engines._shared_buffer import spell
 
 if TYPE_CHECKING:
     from fedloom.engines._ray_cluster import RayCluster

@@ -22,7 +22,7 @@ from fedloom.core.faults import Faults
 from fedloom.core.fixed_point import size
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.engines.local import LocalEngine
 from fedloom.protect.masks import question
 from fedloom.remote import payload, rpc_errors

@@ -40,7 +40,7 @@ FACTORS = {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
 ON_MESSAGES = ("gradients direct", "gradients nearest", "prototypes")
-"""Attacks on received messages: see `fedloom.experiment.plan.settings.attacks`."""
+"""Attacks on received messages: see `fedloom.experiment.run.attacks`."""
 _OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine": "cosine"}
 """Metrics of a vertical party's data, and their keys in `partition.json`."""
 NOT_OF_ROUNDS = ("total", "setup", "evaluate", "save")

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedloom import methods
 from fedloom.core.errors import DataError, ModelError
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
-from fedloom.data.columns import Column, columns_of, joined
+from fedloom.data.columns import RawColumn, columns_of, joined
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
 from fedloom.data.grammar import MISSING_WORDS, Grammar
@@ -50,7 +51,7 @@ class _Labeled:
     """Rows x (n, ...) with n labels of any type."""
 
     x: np.ndarray
-    y: Column
+    y: RawColumn
 
 
 def data_settings(
@@ -95,9 +96,9 @@ def data_settings(
         parts = list(data) if isinstance(data, list) else [data]
         rows = [_rows(part) for part in parts]
         _refuse_empty([len(part.y) for part in rows])
-        owners = None if group is None else Column.of("group", group)
+        owners = None if group is None else RawColumn.of("group", group)
         if isinstance(data, list):
-            owners = Column.of("group", np.repeat(np.arange(len(rows)), [len(part.y) for part in rows]))
+            owners = RawColumn.of("group", np.repeat(np.arange(len(rows)), [len(part.y) for part in rows]))
         dataset = _dataset(_joined(rows), owners, None if test is None else _rows(test), columns.get("task"))
     if dataset.groups is not None:
         training = dataset.groups if dataset.test is None else np.delete(dataset.groups, dataset.test)
@@ -140,10 +141,10 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
     if isinstance(data, list):
         group = "client"
         owners = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts])
-        columns[group] = Column.of(group, owners)
+        columns[group] = RawColumn.of(group, owners)
     if test is None:
         return read_data(columns, label=label, group=group, test=held_out, **options)
-    columns[SPLIT] = Column.of(SPLIT, np.repeat(["train", "test"], [len(data), len(test)]))
+    columns[SPLIT] = RawColumn.of(SPLIT, np.repeat(["train", "test"], [len(data), len(test)]))
     return read_data(columns, label=label, group=group, test=SPLIT, **options)
 
 
@@ -159,7 +160,7 @@ def _refuse_empty(sizes: Sequence[int]) -> None:
 def _rows(data: Any) -> _Labeled:
     """The rows of one object."""
     if isinstance(data, Dataset):
-        return _Labeled(data.x, Column.of("y", np.array(data.classes, dtype=object)[data.y], Grammar(())))
+        return _Labeled(data.x, RawColumn.of("y", np.array(data.classes, dtype=object)[data.y], Grammar(())))
     if isinstance(data, tuple) and (len(data) != 2 or isinstance(data[0], tuple | Dataset)):
         raise DataError("a tuple must be (X, y): give the clients' rows as a list.")
     if isinstance(data, tuple):
@@ -203,14 +204,14 @@ def _item(item: Any) -> tuple[np.ndarray, Any]:
     return _array(item[0]), label
 
 
-def _label_column(labels: Any) -> Column:
+def _label_column(labels: Any) -> RawColumn:
     """The labels (n,) or (n, 1)."""
     shape: tuple[int, ...] = tuple(getattr(labels, "shape", ()))
     if len(shape) == 2 and shape[1] == 1:
         labels = _array(labels)[:, 0]
     elif len(shape) > 1:
         raise DataError(f"y must have one label for each row, not shape {shape}: use argmax for one-hot labels.")
-    return Column.of("y", labels)
+    return RawColumn.of("y", labels)
 
 
 def _array(values: Any) -> np.ndarray:
@@ -234,7 +235,7 @@ def _joined(parts: Sequence[_Labeled]) -> _Labeled:
     return _Labeled(np.concatenate([part.x for part in parts]), joined([part.y for part in parts]))
 
 
-def _dataset(rows: _Labeled, owners: Column | None, test: _Labeled | None, task: str | None) -> Dataset:
+def _dataset(rows: _Labeled, owners: RawColumn | None, test: _Labeled | None, task: str | None) -> Dataset:
     """The data set of training rows and of test rows, if any; rows without a label are left out."""
     training = len(rows.y)
     if owners is not None and len(owners) != training:
@@ -300,7 +301,7 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
 
 
-def _classes(labels: Column, task: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes(labels: RawColumn, task: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers (n,), -1 for a missing label, and names. Whole numbers that begin with 0 keep their values."""
     numbers = np.empty(0) if labels.is_text or labels.values.dtype.kind != "f" else labels.values
     known = numbers[~np.isnan(numbers)]
@@ -351,6 +352,13 @@ def model_name(model: Any) -> str:
     if isinstance(model, str):
         return model
     if isinstance(model, nn.Module):
+        label = type(model).__name__
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(f"{label} is scripted, and cannot be copied: give the module that it was made of")
+        if any(
+            isinstance(p, UninitializedParameter | UninitializedBuffer) for p in (*model.parameters(), *model.buffers())
+        ):
+            raise ModelError(f"{label} has lazy layers, whose sizes are not known: call it once on a batch first")
         frozen = copy.deepcopy(model)
         count = sum(p.numel() for p in frozen.parameters())
         return hold(type(model).__name__, _module_content(frozen), Factory(frozen), parameters=count)

@@ -13,10 +13,11 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.section import Section, validated
 from fedloom.experiment.config.sections import ChurnConfig, ColumnsConfig, TopologyConfig
-from fedloom.experiment.plan.pretrained import PretrainedConfig
 
 
 class BlackBoxConfig(Section):
@@ -84,6 +85,45 @@ class EngineConfig(Section):
     federation: str | None = None
     """The file that lists the nodes, as `fedloom certs` writes it (net)."""
 
+    def check(self) -> None:
+        """Refuse contradictory settings.
+
+        Raises:
+            ConfigError: two settings contradict each other.
+        """
+        one_process = {
+            "batched": "it runs many parties at once in one process",
+            "isolated": "it checks a method page in one process",
+            "net": "each party runs at its own node",
+        }
+        if self.name in one_process and self.workers > 1:
+            raise ConfigError(
+                f"the {self.name} engine takes one worker, not {self.workers}: {one_process[self.name]}. "
+                "Leave workers out, or use engine.name = local"
+            )
+        if self.name in ("local", "auto") and self.workers > 1 and self.device != "cpu":
+            raise ConfigError(
+                f"workers run on the CPU, not on {self.device!r}: use the engine batched with one worker, or ray with "
+                "gpus_per_worker"
+            )
+        if self.name == "ray" and self.device != "cpu":
+            raise ConfigError(
+                f"the ray engine assigns devices itself, not {self.device!r}: set gpus_per_worker, such as 0.25"
+            )
+        if self.name in ("isolated", "net") and self.device != "cpu":
+            raise ConfigError(f"the {self.name} engine runs on the CPU only, not on {self.device!r}: leave device out")
+        for name, engines in (
+            ("address", ("ray",)),
+            ("federation", ("net",)),
+            ("gpus_per_worker", ("ray",)),
+            ("chunk_size", ("batched", "auto")),
+            ("memory_mb", ("local", "auto", "ray")),
+        ):
+            if getattr(self, name) and self.name not in engines:
+                raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {self.name}: leave it out")
+        if self.memory_mb is not None and self.device != "cpu":
+            raise ConfigError(f"memory_mb limits state in main memory: leave it out on the device {self.device!r}")
+
 
 class EvaluateConfig(Section):
     """`[evaluate]`: when models are evaluated."""
@@ -119,6 +159,7 @@ class RunConfig(Section):
     pretrained: PretrainedConfig = PretrainedConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
+    aggregate: AggregateConfig = AggregateConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     faults: Faults = Faults()
@@ -138,7 +179,7 @@ class RunConfig(Section):
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Setting.check`.
+        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Planner.check`.
 
         Raises:
             ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
@@ -168,6 +209,8 @@ class RunConfig(Section):
                 f"{method.name} needs at least {method.min_clients} clients in a round, not "
                 f"{cfg.participants(self.data.training)}: increase data.clients or params.clients_per_round"
             )
+        others = self.aggregate.secure and method.setting == "vertical"  # the active party's own columns take no part
+        check_aggregate(self.aggregate, method, cfg, cfg.participants(self.data.training) - others)
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.paths import write_atomically
 from fedloom.data.alignment import Alignment, Progress, align
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.record import write_json
 
 _SHOWN = 20  # columns that an error names

@@ -35,6 +35,8 @@ NOT_LOGGED = (UNREACHABLE, "failed", "busy", "late", "refused")
 """Reasons of failures that are not logged: an unreachable party, a failed machine, a node that refuses evaluation."""
 Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
 """Called with a party's number and all replies; raises MessageError if the party's reply is invalid."""
+Measured: TypeAlias = tuple[str, float, str]
+"""A metric's name, its value, and its party; "" for the whole federation."""
 _log = logging.getLogger("fedloom")
 
 

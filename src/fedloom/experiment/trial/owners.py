@@ -43,6 +43,12 @@ class Owners:
                 f"A trial needs at least 2 owners with at least {FEWEST_ROWS} labeled rows each, but there are {few}."
             )
 
+        if all(len(np.unique(self.data.y[self.owner == i])) < 2 for i in range(len(self.names))):
+            raise DataError(
+                "A trial scores each owner's predictions on its own rows, but every owner has rows of one class only: "
+                "add owners, or rows, with several classes."
+            )
+
     @property
     def names(self) -> tuple[str, ...]:
         """The owners' names."""

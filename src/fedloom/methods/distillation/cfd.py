@@ -27,7 +27,7 @@ Differs:
     FedAL's paper gives neither τ for CFD nor the server's steps and rate: one step of each, and 1e-3, are ours.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -36,8 +36,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, ConfigError, Federation, Method, Party, Shape, Template, Tree, kl_gradient
-from fedloom.methods import robust
+from fedloom.core.page import (
+    Adam,
+    Aggregator,
+    Combined,
+    ConfigError,
+    Federation,
+    Method,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    kl_gradient,
+)
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
 from fedloom.methods.steps import cross_entropy
@@ -66,9 +77,13 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
             )
         if self.delta_coding and self.bits is None and self.bits_down is None:
             raise ValueError("params.delta_coding = true needs quantized labels: set params.bits or params.bits_down")
-        if self.secure and self.bits is not None:
-            raise ValueError("secure sums hide the single labels that the server decodes: leave params.bits out")
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: quantized labels cannot be added."""
+        if self.bits is not None and aggregator.secure:
+            return "no single label is there to be decoded: leave params.bits out"
+        return super().refuses(aggregator)
 
     def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch; with secure sums probabilities."""
@@ -107,7 +122,7 @@ def encode_answer(
     """
     cfg = client.cfg
     if cfg.bits is None:
-        return F.softmax(logits, -1) if cfg.secure else cfg.encode(logits), sent
+        return F.softmax(logits, -1) if client.context.aggregator.secure else cfg.encode(logits), sent
     labels = quantized(F.softmax(logits, -1), cfg.bits)
     if not cfg.delta_coding:
         return pack(labels, cfg.bits), sent
@@ -138,7 +153,7 @@ class CFDClient(Party[CFDConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "sent", "received")
     CALLS = ("local_train", "introduce", "predict", "distil")
-    SUMMED = ("predict",)
+    MEANS = ("predict",)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -170,7 +185,7 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "received")
-    CALLS, SUMMED = CFDClient.CALLS, CFDClient.SUMMED
+    CALLS, MEANS = CFDClient.CALLS, CFDClient.MEANS
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -220,18 +235,19 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
         if self.cfg.bits is not None:
             self._labels(n, sent, t, i)
 
-    def decode(self, requested: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
-        """Probabilities (B, K) by client, from checked replies."""
-        cfg, classes = self.cfg, self.context.classes
-        if cfg.bits is None:
-            return {n: F.softmax(cfg.decode(sent, classes), -1) for n, sent in replies.items()}
-        labels = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
-        if cfg.delta_coding:
-            rows = public_numbers(self, t, i)
-            for n, own in labels.items():
-                self.held[n, rows] = own
-            self.held[[n for n in requested if n not in labels]] = 0  # their labels may be lost: they restart
-        return {n: probabilities(own) for n, own in labels.items()}
+    def read(self, n: int, sent: Any, *, t: int, i: int) -> Tensor:
+        """Client n's probabilities (B, K), from a checked reply."""
+        if self.cfg.bits is None:
+            return F.softmax(self.cfg.decode(sent, self.context.classes), -1)
+        labels = self._labels(n, sent, t, i)
+        if self.cfg.delta_coding:
+            self.held[n, public_numbers(self, t, i)] = labels
+        return probabilities(labels)
+
+    def restart(self, clients: Iterable[int]) -> None:
+        """Ask these clients for all labels again, as their last ones may be lost."""
+        if len(self.held[0]):
+            self.held[list(clients)] = 0
 
     def _labels(self, n: int, sent: Any, t: int, i: int) -> Tensor:
         """Client n's quantized labels (B, K)."""
@@ -241,11 +257,13 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
             return merged(sent, self.held[n, public_numbers(self, t, i)], cfg.bits)
         return checked(unpack(sent, cfg.bits, cfg.batch_size, self.context.classes), cfg.bits)
 
-    def learn(self, answers: Mapping[int, Tensor], *, t: int, i: int) -> None:
-        """Steps on KL(mean || g) from the clients' probabilities (B, K)."""
-        x, p = public_batch(self, t, i), torch.stack([*answers.values()])
-        numbers, logits = partial(public_numbers, self, t, i), p.clamp_min(1e-30).log()
-        mean, _ = trust.average(self, list(answers), numbers, p, logits)
+    def learn(self, found: Combined, *, t: int, i: int) -> None:
+        """Steps on KL(mean || g) from the clients' mean probabilities (B, K), by trust if it is not uniform."""
+        x, mean = public_batch(self, t, i), found.value
+        if self.cfg.trust != "uniform":
+            p = torch.stack([self.read(n, sent, t=t, i=i) for n, sent in found.replies.items()])
+            numbers, logits = partial(public_numbers, self, t, i), p.clamp_min(1e-30).log()
+            mean, _ = trust.average(self, found.ids, numbers, p, logits)
         for _ in range(self.cfg.server_steps):
             self.descend(x, kl_gradient(mean, self.forward(x)) / len(x))
 
@@ -276,21 +294,19 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
     trust.meet(fed, server, chosen)
-    template, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg)
+    template = cfg.answer_template(server.context.classes)
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
-        if cfg.secure:
-            found = fed.sum(chosen, "predict", shared=batch, expect=template)
-            answers = {} if found is None else dict.fromkeys(found.ids, found.mean)
-        else:
-            ask: Any = {"shared": batch, "each": each, "expect": template, "check": partial(server.check, **batch)}
-            answers = server.decode(chosen, fed.call(chosen, "predict", **ask, min_replies=least), **batch)
-        if not answers:
+        how: Any = {"check": partial(server.check, **batch), "read": partial(server.read, **batch)}
+        found = fed.mean(chosen, "predict", shared=batch, each=each, expect=template, kind="probabilities", **how)
+        heard = () if found is None else found.ids
+        server.restart({*chosen} - {*heard})
+        if found is None:
             continue
-        server.learn(answers, **batch)
-        labels, differences = server.teach(answers, **batch)
-        taught = fed.call(answers, "distil", shared={**batch, **labels}, each=differences)
-        server.forget(answers.keys() - taught.keys())
+        server.learn(found, **batch)
+        labels, differences = server.teach(heard, **batch)
+        taught = fed.call(heard, "distil", shared={**batch, **labels}, each=differences)
+        server.forget({*heard} - taught.keys())
     yield "transfer"
 
 

@@ -53,8 +53,9 @@ from fedloom.core.page import (
     epoch_plan,
     floats,
 )
-from fedloom.methods import steps
-from fedloom.methods.steps import MetaConfig, class_means, linear, mask_unknown
+from fedloom.methods import features, steps
+from fedloom.methods.features import class_means, linear, mask_unknown
+from fedloom.methods.meta.steps import MetaConfig
 
 
 class FedPCLConfig(MetaConfig):
@@ -157,7 +158,7 @@ class FedPCLClient(Party[FedPCLConfig]):
     def equip(self, *, encoder: dict[str, Tensor]) -> None:
         """Load the encoder, and compute its features of all own rows."""
         self._load_encoder(encoder)
-        self.features = steps.infer(self, self.data.x(torch.arange(len(self.data), device=self.context.device)))
+        self.features = features.infer(self, self.data.x(torch.arange(len(self.data), device=self.context.device)))
 
     def _load_encoder(self, encoder: Mapping[str, Tensor]) -> None:
         """Load the encoder's weights and statistics."""
@@ -186,7 +187,7 @@ class FedPCLClient(Party[FedPCLConfig]):
         if broadcast:
             self._load_encoder(broadcast["encoder"])
         x, y, weight = self.context.support
-        e, received = steps.infer(self, x), broadcast.get("received")
+        e, received = features.infer(self, x), broadcast.get("received")
         count = steps.steps_of(self.cfg, eval_mode) if received else 0
         steps.gradient_descent(self, count, self._loss, e, y, weight, received)
         means, counts = class_means(project(self.params, e), y, self.context.classes, weight)
@@ -194,7 +195,7 @@ class FedPCLClient(Party[FedPCLConfig]):
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K): cosines with the prototypes over τ. Classes without one rank behind all others."""
-        z = project(self.params, steps.infer(self, x))
+        z = project(self.params, features.infer(self, x))
         cosines = z @ F.normalize(self.buffers["prototypes"], dim=-1).T
         return mask_unknown(cosines / self.cfg.tau, self.buffers["known"])
 

@@ -53,13 +53,13 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Template, Tree, floats, weighted_mean
-from fedloom.methods import robust, steps
-from fedloom.methods.peer import selection
+from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing, selection
 from fedloom.protect.privacy import clipped_tree, noisy
 
 
-class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
+class AfindConfig(selection.SelectionConfig):
     """Local training and neighbour selection as in `SelectionConfig`."""
 
     mode: Literal["faithful", "cheap"] = "faithful"
@@ -69,8 +69,11 @@ class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
     def _possible(self) -> "AfindConfig":
         if self.dp.target == "update" and self.mode != "faithful":
             raise ValueError('params.dp.target = "update" needs params.mode = "faithful"')
-        selection.refuse_even_rule(self)
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: models are weighed by loss."""
+        return selection.refuses(self, aggregator)
 
 
 @final
@@ -82,6 +85,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
     STATE = ("params", "buffers", "opt", "neighbours", "replies")
     CALLS = ("choose", "candidates", "compare", "estimate", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
+    MEANS = ("serve", "give")
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""
@@ -115,15 +119,14 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ until `update`."""
         self.estimate(t=t, inbox=inbox)
-        if len(inbox) < robust.least_replies(self.cfg):
+        if len(inbox) < self.context.aggregator.least:
             return
         losses = torch.stack([r["loss"] for r in inbox.values()])
         shares = selection.weigh(losses, self.cfg)
         dense = losses.new_zeros(len(self.neighbours["p"]))
         dense[[int(j) for j in inbox]] = shares
         sent = [r["weights"] for r in inbox.values()]
-        even = self.cfg.robust == "none"
-        bodies = weighted_mean(sent, shares.tolist()) if even else robust.around(self, sent, shares.tolist())
+        bodies = mixing.mean_of(self, sent, shares.tolist())
         self.replies = {**self.replies, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
 
     def update(self, *, t: int) -> None:
@@ -155,7 +158,7 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
-        robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
+        mixing.average(self, mixing.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
         self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -171,7 +174,7 @@ def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 2-15, for one t and all peers."""
-    robust.check_peers(fed, cfg, None)
+    mixing.check_models(fed, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     links = selection.coresets(fed, peers, cfg, t)  # lines 3-5
     if cfg.mode == "faithful":

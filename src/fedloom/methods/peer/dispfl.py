@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Shape, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import selection
+from fedloom.methods.peer import mixing, selection
 from fedloom.protect import labels
 
 
@@ -116,7 +116,7 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
         self.update_mask(t)
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
         steps.set_weights(self, {k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
-        steps.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
+        mixing.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
         self.replies = {"t": -1}
 
     def update_mask(self, t: int) -> None:

@@ -31,15 +31,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Template, Tree, floats
-from fedloom.methods import robust, steps
-from fedloom.methods.peer import selection
+from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing, selection
 
 PERSONAL = 2**31
 """First epoch number of personal training, so that it shares no shuffle with other training."""
 
 
-class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
+class DittoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
     neighbour_selection: Literal["random", "afind"] = "random"
@@ -53,9 +53,11 @@ class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
 
     @model_validator(mode="after")
     def _possible(self) -> "DittoConfig":
-        if self.neighbour_selection == "afind":
-            selection.refuse_even_rule(self)
         return selection.refuse_update_noise(self)
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: AFIND+ weighs models."""
+        return selection.refuses(self, aggregator) if self.neighbour_selection == "afind" else ""
 
 
 @final
@@ -66,6 +68,7 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     STATE = ("params", "buffers", "opt", "neighbours", "replies", "personal")
     CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
+    MEANS = ("give",)
 
     def setup(self) -> None:
         """Both models start as the initial network."""
@@ -111,10 +114,10 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own shared weights and the weights of the neighbours that replied."""
-        models = steps.models_of(self, inbox)
+        models = mixing.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
-        robust.mix(self, models, shares)
+        mixing.average(self, models, shares)
         self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -127,8 +130,8 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    robust.check_peers(fed, cfg, cfg.neighbours if cfg.neighbour_selection == "random" else None)
     random = cfg.neighbour_selection == "random"
+    mixing.check_models(fed, cfg.neighbours if random else None)
     links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}

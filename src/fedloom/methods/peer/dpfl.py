@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Party, Shape, Template, Tree, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import held_out
+from fedloom.methods.peer import held_out, mixing
 
 WORST = 1e6
 """The loss that stands for one that is not finite."""
@@ -134,7 +134,7 @@ class DpflPeer(Party[DpflConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox, by rows."""
         rows = {self.context.id: float(self.row_count), **{int(j): float(r["rows"]) for j, r in inbox.items()}}
-        steps.average(self, steps.models_of(self, inbox), rows)
+        mixing.average(self, mixing.models_of(self, inbox), rows)
         self.note("helpers", len(inbox))
 
     # -- the search ----------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Tree, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import held_out, selection
+from fedloom.methods.meta.steps import norm_of
+from fedloom.methods.peer import held_out, mixing, selection
 
 
 class FedFomoConfig(selection.SelectionConfig):
@@ -95,7 +96,7 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
         me = self.context.id
-        models = steps.models_of(self, inbox)
+        models = mixing.models_of(self, inbox)
         start = self.began or {k: v.clone() for k, v in models[me].items()}
         base, *losses = (held_out.validation_loss(self, model) for model in (start, *models.values()))
         distances = torch.stack([distance(model, start) for model in models.values()])
@@ -107,7 +108,7 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
         helps = any(shares.values())
         mean = weighted_mean([models[j] for j in shares], list(shares.values())) if helps else start
         steps.set_weights(self, mean)  # type: ignore[arg-type]
-        steps.note_mixing(self, shares if helps else {me: 1.0})
+        mixing.note_mixing(self, shares if helps else {me: 1.0})
         self.note("no model lowered the loss", float(not helps))
         self.began, self.replies = {}, {"t": -1}
 
@@ -133,7 +134,7 @@ def normalized(w: Tensor) -> Tensor:
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """L2 distance () of two models."""
-    return steps.norm_of({k: x - b[k] for k, x in a.items()})
+    return norm_of({k: x - b[k] for k, x in a.items()})
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:

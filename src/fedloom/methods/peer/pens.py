@@ -31,13 +31,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, Tree
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing
 
 ROUNDING = 1e-6
 """A count must be above the expected one by more than this: sums of m / n are not exact."""
 
 
-class PensConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class PensConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
@@ -59,6 +60,7 @@ class PensPeer(Party[PensConfig]):
     STATE = ("params", "buffers", "opt", "counts")
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
+    MEANS = ("give",)
 
     def setup(self) -> None:
         """The initial network; no counts."""
@@ -120,8 +122,8 @@ class PensPeer(Party[PensConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox."""
-        models = steps.models_of(self, inbox)
-        robust.mix(self, models, dict.fromkeys(models, 1.0))
+        models = mixing.models_of(self, inbox)
+        mixing.average(self, models, dict.fromkeys(models, 1.0))
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""
@@ -136,7 +138,7 @@ def lowest(losses: Tensor, top: int) -> list[int]:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
-    robust.check_peers(fed, cfg, cfg.top_m)
+    mixing.check_models(fed, cfg.top_m)
     fed.call(peers, "update", shared=now)
     if t < cfg.stage1_rounds:
         links = fed.sample_peers(peers, cfg.neighbours, t)

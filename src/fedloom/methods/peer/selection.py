@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    Aggregator,
     Federation,
     Guarantee,
     MethodConfig,
@@ -36,7 +37,7 @@ from fedloom.core.page import (
     Tree,
     floats,
 )
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.protect.accountant import REPLACED, Releases, epsilon
 from fedloom.protect.noise import charge, draws
 from fedloom.protect.privacy import clipped_rows
@@ -162,13 +163,11 @@ def refuse_update_noise(cfg: SelectionT) -> SelectionT:
     return cfg
 
 
-def refuse_even_rule(cfg: Any) -> None:
-    """Raise ValueError for a robust rule that counts all models alike where they are weighed by loss."""
-    if cfg.aggregation == "boltzmann" and cfg.robust not in robust.WEIGHTED:
-        raise ValueError(
-            f'params.robust = {cfg.robust!r} counts all models alike, but params.aggregation = "boltzmann" weighs them '
-            'by loss: set params.robust to "clip" or "centered", or params.aggregation to "uniform"'
-        )
+def refuses(cfg: Any, aggregator: Aggregator) -> str:
+    """See `MethodConfig.refuses`: models are weighed by loss, unless their weights are equal."""
+    if cfg.aggregation == "uniform" or aggregator.weighs:
+        return ""
+    return 'models are weighed by loss: choose rule = "clip" or "centered", or set params.aggregation = "uniform"'
 
 
 # -- the messages of the selection ---------------------------------------------------------------------------------

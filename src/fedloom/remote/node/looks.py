@@ -18,7 +18,7 @@ import torch
 from fedloom.core import message
 from fedloom.core.evaluation import MAX_LOSS
 from fedloom.core.message import Tree
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
 from fedloom.remote.rpc_errors import refused
 
 SCALE: Final = 2.0

@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedloom.core.errors import PrivacyBudgetSpent
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
 from fedloom.protect.accountant import Releases, epsilon
 
 FILE: Final = "privacy.json"

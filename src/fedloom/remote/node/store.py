@@ -24,8 +24,7 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.party import Party
-from fedloom.core.paths import lock
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import lock, write_atomically
 from fedloom.remote.payload import VERSIONS
 
 UNPLACED: Final = -2

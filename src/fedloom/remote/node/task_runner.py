@@ -12,7 +12,7 @@ from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, r
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._shared_buffer import unspell
+from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.looks import blurred
 from fedloom.remote.node.peer_fetcher import reply_key
