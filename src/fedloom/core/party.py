@@ -42,10 +42,12 @@ class Party(Generic[ConfigT_co]):
             never sends these replies to the coordinator, and refuses every method that is in neither list.
         SUMMED: methods in CALLS whose replies are only added up, by `fed.sum`, where `cfg.secure` is true. A node then
             never sends one of these replies to the coordinator unmasked.
+        FROM_PEERS: arguments that come from peers: a node takes them from nobody else.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
     """
 
+    FROM_PEERS: ClassVar[tuple[str, ...]] = ("inbox", "asked")
     STATE: ClassVar[tuple[str, ...]] = ()
     EXPORT: ClassVar[tuple[str, ...]] = ("params", "buffers")
     ROLE: ClassVar[str] = ""

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import (
     Adam,
+    ClientContext,
     Federation,
     Method,
     Network,
@@ -70,6 +71,10 @@ class FensConfig(robust.RobustSettings, steps.TrainingConfig):
     """Learning rate of a client's step of f."""
     server_lr: float = Field(1e-3, gt=0)
     """Learning rate of the server's Adam."""
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """Once for each step of the aggregator."""
+        return {"learn_aggregator": self.aggregator_steps}
 
     @property
     def min_rounds(self) -> int:

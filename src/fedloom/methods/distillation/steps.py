@@ -22,6 +22,7 @@ from torch import Tensor
 from fedloom.core.page import (
     BATCH_CACHE,
     BlackBoxModel,
+    ClientContext,
     CrossFit,
     MethodConfig,
     MethodError,
@@ -86,6 +87,10 @@ class LogitsConfig(MethodConfig):
                 f'secure sums hide single answers, so none can be decoded: set coding = "float32", not "{self.coding}"'
             )
         return self
+
+    def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
+        """Once for each public batch."""
+        return {"predict": self.tau, "distil": self.tau}
 
     @property
     def iterations_per_round(self) -> int:
