@@ -21,7 +21,7 @@ from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 from fedloom.methods import find
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical import steps
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import similarities, to_prototypes, transport_cost

@@ -3,7 +3,7 @@
 from torch.nn import functional as F
 
 from fedloom import Method, MethodConfig, Party
-from fedloom.core.message import Shape, weighted_mean
+from fedloom.core.message import Shape
 from fedloom.core.optim import SGD
 
 
@@ -15,6 +15,7 @@ class Config(MethodConfig):
 
 class Client(Party[Config]):
     STATE = ("params", "buffers", "opt")  # what survives between messages; assigning anything else is refused
+    MEANS = ("update",)  # what only enters a mean, which the run's [aggregate] says how to take
     CALLS = ("receive", "update")  # what a round may call; a node of another organization answers nothing else
 
     def setup(self):
@@ -35,18 +36,16 @@ class Server(Party[Config]):
     def setup(self):
         self.weights = {name: p.detach() for name, p in self.context.build().named_parameters()}
 
-    def average(self, replies):
-        rows = [int(r["rows"]) for r in replies.values()]
-        self.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
-
 
 def round(fed, server, clients, cfg, t):
     if t == 0:
         fed.call(clients, "receive", shared={"weights": server.weights})
     template = {"weights": server.weights, "rows": Shape("int64")}
-    replies = fed.call(clients, "update", shared={"t": t}, expect=template, min_replies=1)
-    if replies:
-        server.average(replies)
+    mean = fed.mean(
+        clients, "update", shared={"t": t}, expect=template, weight="rows", around={"weights": server.weights}
+    )
+    if mean is not None:
+        server.weights = mean.value["weights"]
     fed.call(clients, "receive", shared={"weights": server.weights})
     yield "round"
 

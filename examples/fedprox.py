@@ -3,7 +3,7 @@
 from torch.nn import functional as F
 
 from fedloom import Method, MethodConfig, Party
-from fedloom.core.message import Shape, weighted_mean
+from fedloom.core.message import Shape
 from fedloom.core.optim import SGD
 
 
@@ -18,6 +18,7 @@ class Config(MethodConfig):
 class Client(Party[Config]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("receive", "update")
+    MEANS = ("update",)  # the replies only enter a mean, which the run's [aggregate] says how to take
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))
@@ -42,16 +43,13 @@ class Server(Party[Config]):
     def setup(self):
         self.weights = {name: p.detach() for name, p in self.context.build().named_parameters()}
 
-    def average(self, replies):
-        rows = [int(r["rows"]) for r in replies.values()]
-        self.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
-
 
 def round(fed, server, clients, cfg, t):
-    template = {"weights": server.weights, "rows": Shape("int64")}
-    replies = fed.call(clients, "update", shared={"t": t, "weights": server.weights}, expect=template, min_replies=1)
-    if replies:
-        server.average(replies)
+    sent = {"weights": server.weights}
+    template = {**sent, "rows": Shape("int64")}
+    mean = fed.mean(clients, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)
+    if mean is not None:
+        server.weights = mean.value["weights"]
     fed.call(clients, "receive", shared={"weights": server.weights})
     yield "round"
 

@@ -4,7 +4,6 @@ import torch
 from torch.nn import functional as F
 
 from fedloom import Method, MethodConfig, Party
-from fedloom.core.message import weighted_mean
 from fedloom.core.optim import SGD
 
 
@@ -21,6 +20,7 @@ class Config(MethodConfig):
 class Client(Party[Config]):
     STATE = ("params", "buffers", "opt", "control")
     CALLS = ("receive", "update")
+    MEANS = ("update",)
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))
@@ -50,17 +50,17 @@ class Server(Party[Config]):
         self.weights = {name: p.detach() for name, p in self.context.build().named_parameters()}
         self.control = {name: torch.zeros_like(p) for name, p in self.weights.items()}
 
-    def average(self, replies, clients):  # lines 16 and 17, with a global step size of 1
-        self.weights = weighted_mean([r["weights"] for r in replies.values()], [1] * len(replies))
-        change = weighted_mean([r["control"] for r in replies.values()], [1] * len(replies))
-        self.control = {n: c + len(replies) / clients * change[n] for n, c in self.control.items()}
+    def move(self, mean, share):  # lines 16 and 17, with a global step size of 1
+        self.weights = mean["weights"]
+        self.control = {n: c + share * mean["control"][n] for n, c in self.control.items()}
 
 
 def round(fed, server, clients, cfg, t):
-    shared = {"weights": server.weights, "control": server.control}
-    replies = fed.call(clients, "update", shared={"t": t, **shared}, expect=shared, min_replies=1)
-    if replies:
-        server.average(replies, len(clients))
+    sent = {"weights": server.weights, "control": server.control}
+    still = {"weights": server.weights, "control": {n: torch.zeros_like(c) for n, c in server.control.items()}}
+    mean = fed.mean(clients, "update", shared={"t": t, **sent}, expect=sent, around=still)
+    if mean is not None:
+        server.move(mean.value, len(mean.ids) / len(clients))
     fed.call(clients, "receive", shared={"weights": server.weights})
     yield "round"
 

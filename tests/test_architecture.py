@@ -23,8 +23,9 @@ ALLOWED = {
     "data": {"core"},
     "models": {"core"},
     "protect": {"core"},
+    "trees": set(),
     "engines": {"core"},
-    "methods": {"core", "protect"},
+    "methods": {"core", "protect", "trees"},
     "experiment": {"core", "protect", "data", "models", "methods", "engines"},
     "remote": {"core", "protect", "data", "models", "methods", "engines", "experiment"},
     "report": {"core", "data", "experiment"},
@@ -32,6 +33,8 @@ ALLOWED = {
     "deploy": {"core", "data", "models", "methods", "experiment"},
     "cli": {"api", "core", "data", "models", "methods", "experiment", "remote", "report", "sweep", "deploy"},
 }
+STEPS = ("config", "plan", "run", "pool", "estimate", "trial")
+"""The folders of `experiment`, each of which imports only those before it."""
 TOP = {"__init__", "__main__", "_version", "api"}
 LOOSE = {"_version"}  # what every folder may import beside
 
@@ -63,6 +66,16 @@ def test_imports_go_only_where_they_may(file: Path) -> None:
     for module in imports(file):
         part = module.split(".")[1] if "." in module else "__init__"
         assert part in ALLOWED[own] | LOOSE | {own}, f"{own} must not import {module}"
+
+
+def test_each_step_of_an_experiment_imports_only_those_before_it() -> None:
+    folder = SOURCE / "experiment"
+    assert {f.name for f in folder.iterdir() if f.is_dir() and f.name != "__pycache__"} == {*STEPS}
+    for number, step in enumerate(STEPS):
+        for file in (folder / step).rglob("*.py"):
+            later = {f"fedloom.experiment.{other}" for other in STEPS[number + 1 :]}
+            found = {".".join(module.split(".")[:3]) for module in imports(file)}
+            assert not found & later, f"{file.relative_to(SOURCE)} must not import {found & later}"
 
 
 def test_the_library_does_not_know_the_papers() -> None:
@@ -170,7 +183,7 @@ def test_a_run_imports_nothing_it_does_not_need() -> None:
     assert out.strip() == "[]"
 
 
-HOOKS = {"setup", "prepare", "broadcast", "infer", "test_logits"}
+HOOKS = {"setup", "prepare", "broadcast", "infer", "findings", "test_logits"}
 """Methods of `Party` that a page may override."""
 MAX_PAGE_LINES = 400
 

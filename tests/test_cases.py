@@ -37,12 +37,12 @@ def test_a_case_is_a_valid_comparison(file: Path, monkeypatch: pytest.MonkeyPatc
 def test_pooled_rows_are_those_of_all_clients_and_one_model_results() -> None:
     method = methods.load(str(CASES / "pooled.py"))
     toy = Toy(method, client_contexts=planted(0, m=3, n=20), epochs=1, batch_size=8, lr=0.05).run(2)
-    assert len(toy.server.y) == 60  # type: ignore[union-attr]
+    assert len(toy.server.y) == 60
     sent = sum(e.bytes for e in toy.fed.ledger if e.receiver == "server")
     assert sent == 60 * (6 * 4 + 8)
-    before = toy.server.params  # type: ignore[union-attr]
+    before = toy.server.params
     assert not torch.equal(before["head.weight"], toy.party(0).params["head.weight"])
-    toy.party(0).prepare(eval_mode="", broadcast=toy.server.broadcast())  # type: ignore[union-attr]
+    toy.party(0).prepare(eval_mode="", broadcast=toy.server.broadcast())
     assert torch.equal(before["head.weight"], toy.party(0).params["head.weight"])
 
 

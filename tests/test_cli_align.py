@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedloom.cli import main
+from fedloom.data.alignment import align
 from fedloom.experiment.run import aligning
 
 # Byte order mark, CRLF, quotes, a line break in a field, no newline at the end; and a plain file with other columns.
@@ -170,11 +172,11 @@ def test_a_place_that_cannot_be_written_is_reported_before_anything_is_matched(
 def test_a_file_that_changes_meanwhile(
     fedloom: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = aligning.align
+    real: Any = align
 
     def change(*given: object, **named: object) -> object:
         (tmp_path / "lab.csv").write_bytes(LAB + b"4,late\n")
-        return real(*given, **named)  # type: ignore[arg-type]
+        return real(*given, **named)
 
     monkeypatch.setattr(aligning, "align", change)
     said = fedloom("clinic.csv", "lab.csv", *IDS, "--out", "o", code=2)

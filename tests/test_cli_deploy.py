@@ -38,9 +38,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedloom.run("split", out=folder / "runs" / "split", rounds=1, params={"embedding_dim": 8}, data=data)
     table = load_raw("breast_cancer")
     assert isinstance(table, RawTable)
-    columns = {name: values[:30].tolist() for name, values in table.columns.items()}
+    columns: dict[str, list[object]] = {name: values[:30].tolist() for name, values in table.columns.items()}
     write(folder / "clinic.csv", {"patient": [p.upper() for p in PEOPLE], **columns})
-    write(folder / "lab.csv", {**dict(reversed(columns.items())), "patient": PEOPLE, "note": ["-"] * 30})
+    write(folder / "lab.csv", {**dict(reversed(columns.items())), "patient": [*PEOPLE], "note": ["-"] * 30})
     return folder
 
 
@@ -128,7 +128,7 @@ def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
         ("export runs", "choose one of: runs/mine, runs/split"),
         ("embed parties lab.csv --out x", "choose one of its folders: active, party-0, party-1"),
         ("embed parties/active lab.csv --out x", "is the folder of the active party"),
-        ("embed parties/party-1 no.csv --out x", "no.csv cannot be read"),
+        ("embed parties/party-1 no.csv --out x", "no.csv is no file"),
         ("embed parties/party-1 lab.csv --id who --out x", "must have a column 'who'"),
         ("embed parties/party-1 lab.csv --out lab.csv", "lab.csv already exists; add --force"),
         ("embed parties/party-1 lab.csv --out no/x", "the folder no does not exist"),

@@ -86,7 +86,12 @@ def test_the_docs_show_the_example_as_it_is() -> None:
 
 
 def test_the_example_learns_and_gives_the_same_bits_on_both_engines() -> None:
-    settings = {"data": {"clients": 3}, "models": {"pool": ["mlp"]}, "rounds": 8, "evaluate": {"points": 1}}
+    settings: dict[str, Any] = {
+        "data": {"clients": 3},
+        "models": {"pool": ["mlp"]},
+        "rounds": 8,
+        "evaluate": {"points": 1},
+    }
     page = str(ROOT / "examples" / "fedavg.py")
     results = [fedloom.run(page, engine={"name": name}, **settings) for name in ("local", "isolated")]
     assert results[0].summary["state_sha256"] == results[1].summary["state_sha256"]

@@ -254,7 +254,7 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
         (folder / "sweep.toml").write_text(text)
         read_sweep(str(folder / "sweep.toml"))
     else:
-        top = {key: values.pop(key) for key in ("title", "compare") if key in values}
+        top: dict[str, Any] = {key: values.pop(key) for key in ("title", "compare") if key in values}
         assert check({**top, "run": {"method": "proto-evfl" if "columns" in values else "fedal"} | values}).runs()
 
 

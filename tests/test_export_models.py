@@ -59,8 +59,9 @@ def write_rows(path: Path, count: int = 30) -> RawTable:
     assert isinstance(table, RawTable)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["patient", *reversed(table.columns)])
-        rows = zip(*(values[:count].tolist() for values in reversed(table.columns.values())), strict=True)
+        columns = dict(reversed([*table.columns.items()]))
+        writer.writerow(["patient", *columns])
+        rows = zip(*(values[:count].tolist() for values in columns.values()), strict=True)
         writer.writerows([f"p{n}", *row] for n, row in enumerate(rows))
     return table
 
@@ -121,6 +122,8 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("dispfl", {}, False),
     ("augfl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, True),
     ("fedpcl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, False),
+    ("fedboost", {}, True),
+    ("fedforest", {"params": {"lot": 5}}, True),
 ]
 
 
@@ -144,7 +147,7 @@ def test_images(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 2, "partition": "iid"}
     trained(tmp_path / "run", "fedavg", data=data, models={"pool": ["resnet8"], "norm": "batch"}, rounds=1)
     folder = export(tmp_path / "run").folder / "client-1"
-    whole = load_raw("digits").x[:4]  # type: ignore[union-attr]
+    whole = load_raw("digits").x[:4]
     loaded = load_model(folder)
     expected = loaded.predict(whole)
     for n, pixels in enumerate(whole):
@@ -203,6 +206,25 @@ def test_a_table_of_the_user(tmp_path: Path) -> None:
     _, plain = plain_predictions(folder, tmp_path / "my.csv")
     np.testing.assert_allclose(plain, expected, atol=2e-6)
     assert ((expected.argmax(1) == 1) == (color == "red")).mean() > 0.8 and loaded.classes == ("no", "yes")
+
+
+def test_trees_of_a_user_s_table_with_words_and_gaps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    color, size = rng.choice(["red", "blue", "green", ""], 300), rng.normal(size=300).round(3).astype(object)
+    label = np.where((color == "red") | (size > 0.5), "yes", "no")
+    size[rng.random(300) < 0.2] = ""
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "color", "label"])
+        writer.writerows(zip(size, color, label, strict=True))
+    data = {"name": str(tmp_path / "my.csv"), "clients": 2, "partition": "iid", "missing": "median"}
+    trained(tmp_path / "run", "fedboost", data=data, rounds=20)
+    found = export(tmp_path / "run")
+    loaded = load_model(found.folder / "server", trust=[NETWORK])
+    expected = loaded.predict(tmp_path / "my.csv")
+    _, plain = plain_predictions(found.folder / "server", tmp_path / "my.csv")
+    np.testing.assert_allclose(plain, expected, atol=2e-6)
+    assert found.tried > 20 and ((expected.argmax(1) == 1) == (label == "yes")).mean() > 0.85
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -295,14 +317,14 @@ def test_rows_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     table = write_rows(tmp_path / "new.csv")
     rows = {name: values[:3].tolist() for name, values in table.columns.items()}
     first = next(iter(rows))
+    bad: Any
     for bad, text in [
         ({**rows, first: ["1", "two", "3"]}, "a finite number"),
         ({**rows, first: [1]}, "same number of rows"),
         ({name: values for name, values in rows.items() if name != first}, "'mean radius' is missing"),
         ({name: [] for name in rows}, "At least one row"),
         (np.zeros((3, 30), np.float32), "rows of a table"),
-        (tmp_path / "none.csv", "cannot be read"),
-        (tmp_path / "rows.parquet", "is a Parquet file, but new rows must be a CSV file"),
+        (tmp_path / "none.csv", "is no file; name a CSV or Parquet file"),
     ]:
         with pytest.raises(DataError, match=text):
             loaded.predict(bad)

@@ -109,8 +109,11 @@ def test_a_page_may_refuse_what_no_template_can_tell(isolated: bool) -> None:
 
 
 def test_a_mistake_in_a_check_stops_the_run() -> None:
+    def check(_: int, reply: object) -> None:
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        federation().call([0], "work", shared={"x": torch.ones(2)}, check=lambda i, reply: 1 // 0)
+        federation().call([0], "work", shared={"x": torch.ones(2)}, check=check)
 
 
 def test_one_template_or_one_for_each() -> None:
@@ -166,7 +169,8 @@ def test_a_party_refuses_what_is_not_finite() -> None:
     each = {0: {"x": torch.ones(2)}, 1: {"x": torch.tensor([1.0, float("inf")])}, 2: {"x": torch.ones(2)}}
     assert list(fed.call([0, 1, 2], "work", each=each)) == [0, 2]
     assert fed.failures[0].reason == "refused what it was sent: not finite"
-    assert torch.equal(fed.engine.states()[1]["seen"], torch.zeros(2))
+    seen: Any = fed.engine.states()[1]["seen"]
+    assert torch.equal(seen, torch.zeros(2))
 
 
 def test_a_message_is_a_value() -> None:
@@ -230,13 +234,19 @@ def test_a_malformed_question_is_dropped_and_counted_at_the_asking_peer(bad: Any
     fed.engine.load({i: {"seen": torch.full((2,), float(i))} for i in range(3)})
     fed.engine.load({1: {"seen": bad()}})
     links = {0: [2], 1: [0, 2], 2: [0]}
-    words = {"ask": "ask", "answer": "reply", "take": "count", "question": {"w": floats(2)}, "expect": floats(2)}
+    words: dict[str, Any] = {
+        "ask": "ask",
+        "answer": "reply",
+        "take": "count",
+        "question": {"w": floats(2)},
+        "expect": floats(2),
+    }
     fed.exchange(links, **words)
     assert {(f.party, f.kind, f.reason) for f in fed.failures} == {("worker-1", "ask", reason)}
     assert len(fed.failures) == 2  # one for each message that was not sent
     counted = {(e.kind, e.sender, e.receiver): e.count for e in fed.ledger if e.kind != "count"}
     assert counted == {("ask", "worker", "worker"): 2, ("reply", "worker", "worker"): 2}
-    states = {i: s["seen"] for i, s in fed.engine.states().items()}
+    states: dict[int, Any] = {i: s["seen"] for i, s in fed.engine.states().items()}
     assert states[0].tolist() == [0 + 1, 0 + 1] and states[2].tolist() == [2 + 1, 2 + 1]
     assert torch.equal(states[1], bad())  # it took nothing, and nobody's state was touched by it
 
@@ -249,7 +259,7 @@ def test_without_a_template_any_question_that_is_a_message_is_put() -> None:
     assert fed.engine.states()[1]["seen"].tolist() == [2, 2, 2]
 
 
-def test_an_answer_given_in_groups_is_the_same() -> None:
+def test_an_answer_given_in_groups_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where taking changes nothing that is asked for or answered from."""
     found = []
     for at_once in (None, 1, 3):
@@ -257,7 +267,8 @@ def test_an_answer_given_in_groups_is_the_same() -> None:
         fed.engine.load({i: {"seen": torch.full((2,), float(i))} for i in range(4)})
         calls: list[Any] = []
         exchange = fed.engine.exchange
-        fed.engine.exchange = lambda links, *rest, e=exchange, c=calls: c.append(dict(links)) or e(links, *rest)  # type: ignore[method-assign]
+        counted = lambda links, *rest, e=exchange, c=calls: c.append(dict(links)) or e(links, *rest)
+        monkeypatch.setattr(fed.engine, "exchange", counted)
         links = {0: [1, 2], 1: [2], 2: [3, 0], 3: [0]}
         fed.exchange(links, ask="ask", answer="reply", take="none", at_once=at_once)
         assert [i for group in calls for i in group] == [0, 1, 2, 3]
@@ -295,7 +306,8 @@ def test_a_silent_neighbour_is_left_out_of_the_inbox() -> None:
         fed.round = t
         fed.exchange({i: [j for j in range(4) if j != i] for i in range(4)}, answer="own", take="take")
     assert {t.reason for t in fed.failures} == {"dropped out"}
-    assert all(torch.isfinite(s["seen"]).all() for s in fed.engine.states().values())
+    states: list[Any] = [*fed.engine.states().values()]
+    assert all(torch.isfinite(s["seen"]).all() for s in states)
 
 
 def test_participants_are_drawn_per_round_and_are_the_same_for_all() -> None:
@@ -399,7 +411,8 @@ def test_answers_held_in_groups_are_the_same_answers(
     ]:
         builders = [partial(Listener, None, ClientContext(id=i)) for i in range(5)]
         engine = IsolatedEngine(builders) if isolated else LocalEngine([b() for b in builders])
-        fed, calls = Federation(engine), []
+        fed = Federation(engine)
+        calls: list[Any] = []
         inner = engine.exchange
         monkeypatch.setattr(
             engine, "exchange", lambda *a, f=inner, to=calls: (to.append((list(a[0]), a[-1])), f(*a))[1]

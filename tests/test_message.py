@@ -39,7 +39,7 @@ from fedloom.core.message import (
     weighted_mean,
 )
 
-EXAMPLE = {
+EXAMPLE: dict[str, Any] = {
     "logits": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "t": 3,
     "rest": [True, None, -0.5, "née", {}, (torch.tensor([1, 2], dtype=torch.int8),)],
@@ -171,7 +171,7 @@ def test_views_gradients_and_parameters_are_encoded_by_value() -> None:
     lazy = torch.complex(base, base).conj().imag[0, 1]  # a view that is negated when read
     assert lazy.is_neg() and lazy.is_contiguous()
     odd = [base.T, base[:, ::2], base[0, 0].expand(3), torch.nn.Parameter(base), lazy]
-    back = decode(encode(odd))
+    back: Any = decode(encode(odd))
     assert all(torch.equal(x, y) for x, y in zip(odd, back, strict=True))
     assert not any(x.requires_grad for x in back)
     assert back[4].item() == -1
@@ -249,7 +249,7 @@ def test_quantized_tensors_are_refused() -> None:
 
 
 def test_the_limits_hold_on_both_sides_and_at_the_edge() -> None:
-    tree = {"abc": [torch.zeros(1, 2), 1, []]}
+    tree: dict[str, Any] = {"abc": [torch.zeros(1, 2), 1, []]}
     data = encode(tree)
     exact = Limits(max_bytes=len(data), max_depth=2, max_leaves=3, max_name=3, max_ndim=2, dtypes=(torch.float32,))
     assert encode(tree, exact) == data and same(decode(data, exact), tree)
@@ -496,7 +496,7 @@ def test_a_large_hostile_header_is_refused_soon() -> None:
 
 def test_size_is_exact_when_only_numbers_change() -> None:
     for t in [0, -1, 10**6, 0.5, 1e-300, True, "a", 'quote"', "\n", "é", None, [], {}]:
-        tree = {"t": t, "x": torch.ones(3)}
+        tree: dict[str, Any] = {"t": t, "x": torch.ones(3)}
         assert size(tree) == (12, len(encode(tree))), t
         assert size(tree) == (12, len(encode(tree))), t
     assert size(1) == (0, len(encode(1)))
@@ -505,14 +505,14 @@ def test_size_is_exact_when_only_numbers_change() -> None:
 
 
 def test_size_distinguishes_similar_structures() -> None:
-    similar = [[1, [2]], [[1], 2], {"a": [], "b": 1}, {"a": {}, "b": 1}, [True, 1], [1, True], [[], 1]]
+    similar: list[Any] = [[1, [2]], [[1], 2], {"a": [], "b": 1}, {"a": {}, "b": 1}, [True, 1], [1, True], [[], 1]]
     similar += [["a", "b"], {"a": "b"}, [torch.ones(2, 3)], [torch.ones(2), torch.ones(3)]]
     for tree in similar * 2:
         assert size(tree).wire == len(encode(tree))
 
 
 def test_a_structure_is_encoded_once_to_know_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = {"logits": torch.ones(32, 10), "loss": 0.25, "t": 3}
+    tree: dict[str, Any] = {"logits": torch.ones(32, 10), "loss": 0.25, "t": 3}
     first = size(tree)
     monkeypatch.setattr(message, "_header", None)
     assert size({**tree, "loss": 0.75}) == first
@@ -547,7 +547,7 @@ def test_control_characters_of_strangers_stay_out_of_logs() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_check_finite_finds_the_tensor(dtype: torch.dtype, value: float) -> None:
     tensor = torch.zeros(1000, dtype=dtype)
-    tree = {"t": 1, "x": [tensor, torch.ones(2, dtype=torch.int64), "nan", None], "logits": tensor}
+    tree: dict[str, Any] = {"t": 1, "x": [tensor, torch.ones(2, dtype=torch.int64), "nan", None], "logits": tensor}
     check_finite(tree)
     tree["logits"] = tensor.clone()
     tree["logits"][713] = value
@@ -631,20 +631,28 @@ def test_shapes_are_values() -> None:
 
 
 def test_leaves_have_paths_in_order() -> None:
-    tree = {"a": [1, {"b": (2, [])}], "c.d": 3}
+    tree: dict[str, Any] = {"a": [1, {"b": (2, [])}], "c.d": 3}
     assert list(leaves(tree)) == [("a[0]", 1), ("a[1].b[0]", 2), ("c.d", 3)]
     assert list(leaves(7)) == [("", 7)]
 
 
 def test_map_tensors_keeps_the_rest() -> None:
-    tree = {"a": (torch.ones(2), 1), "b": "x"}
+    tree: dict[str, Any] = {"a": (torch.ones(2), 1), "b": "x"}
     assert same(map_tensors(lambda t: t * 2, tree), {"a": [torch.full((2,), 2.0), 1], "b": "x"})
     assert tree["a"][0].tolist() == [1, 1]
 
 
 def test_weighted_mean_by_hand() -> None:
-    a = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3), "l": (torch.ones(1, dtype=torch.float64),)}
-    b = {"n": torch.tensor(7), "w": torch.tensor([5.0, -2.0]), "l": [torch.zeros(1, dtype=torch.float64)]}
+    a: dict[str, Any] = {
+        "w": torch.tensor([1.0, 2.0]),
+        "n": torch.tensor(3),
+        "l": (torch.ones(1, dtype=torch.float64),),
+    }
+    b: dict[str, Any] = {
+        "n": torch.tensor(7),
+        "w": torch.tensor([5.0, -2.0]),
+        "l": [torch.zeros(1, dtype=torch.float64)],
+    }
     mean = weighted_mean([a, b], [1, 3])
     assert same(
         mean,
@@ -661,13 +669,13 @@ def test_weighted_mean_by_hand() -> None:
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0.1, 1e3)), min_size=1, max_size=6))
 def test_weighted_mean_is_the_mean(pairs: list[tuple[float, float]]) -> None:
     values, weights = np.array(pairs).T
-    mean = weighted_mean([{"x": torch.tensor(v, dtype=torch.float64)} for v in values], list(weights))
+    mean: Any = weighted_mean([{"x": torch.tensor(v, dtype=torch.float64)} for v in values], list(weights))
     assert mean["x"].item() == pytest.approx(np.average(values, weights=weights), abs=1e-9)
 
 
 def test_weighted_mean_of_one_is_that_one() -> None:
-    tree = {"x": torch.randn(100, generator=torch.Generator().manual_seed(0)), "n": torch.tensor(2)}
-    mean = weighted_mean([tree], [7.3])
+    tree: dict[str, Any] = {"x": torch.randn(100, generator=torch.Generator().manual_seed(0)), "n": torch.tensor(2)}
+    mean: Any = weighted_mean([tree], [7.3])
     assert same(mean, tree)
     mean["x"].zero_(), mean["n"].zero_()
     assert tree["x"].any() and tree["n"] == 2
@@ -678,7 +686,8 @@ def test_weighted_mean_adds_in_the_given_order_and_does_not_overflow() -> None:
     expected = xs[0] * (1 / 3)
     for x in xs[1:]:
         expected = expected.add(x, alpha=1 / 3)
-    assert torch.equal(weighted_mean(xs, [2, 2, 2]), expected)
+    mean: Any = weighted_mean(xs, [2, 2, 2])
+    assert torch.equal(mean, expected)
     half = torch.full((1,), 6e4, dtype=torch.float16)
     assert weighted_mean([half, half], [1000, 1000]).item() == 6e4
     assert not weighted_mean([torch.ones(1, requires_grad=True)] * 2, [1, 1]).requires_grad

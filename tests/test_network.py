@@ -149,7 +149,7 @@ def test_inference_keeps_rows_apart_and_moves_nothing() -> None:
 
 
 def test_frozen_parameters_stay_out() -> None:
-    module = net()
+    module: Any = net()
     module[0].requires_grad_(False)
     network = Network(module, Adam(0.1))
     before = module[0].weight.clone()

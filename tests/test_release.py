@@ -23,7 +23,7 @@ def requirements() -> dict[str, str]:
     lines = (ROOT / "examples/net/requirements.txt").read_text().splitlines()
     pins = [line.partition(" --hash=sha256:") for line in lines if not line.startswith("#")]
     assert all(len(sha256) == 64 for _, _, sha256 in pins)
-    return dict(pin.split("==") for pin, _, _ in pins)  # type: ignore[misc]
+    return dict(pin.split("==") for pin, _, _ in pins)
 
 
 def test_the_image_has_every_requirement_in_the_tested_version() -> None:
@@ -32,7 +32,7 @@ def test_the_image_has_every_requirement_in_the_tested_version() -> None:
     needed = [*project["dependencies"], *project["optional-dependencies"]["net"]]
     assert {name.partition(">=")[0] for name in needed} <= pinned.keys()
     tested = dict(
-        line.lower().replace("_", "-").split("==")  # type: ignore[misc]
+        line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )

@@ -67,7 +67,10 @@ def test_a_secret_has_128_bits() -> None:
 
 def test_the_noise_of_a_proxy_is_fresh_and_each_proxy_is_charged() -> None:
     """Equal noise for equal content would tell by equality whether a row is there; averaging is for the budget."""
-    params = {"dp": {"target": "phi", "sigma": 1.0, "clip": 0.1}, "probe_rows": 1000}  # all rows, in every round
+    params: dict[str, Any] = {
+        "dp": {"target": "phi", "sigma": 1.0, "clip": 0.1},
+        "probe_rows": 1000,
+    }  # all rows, in every round
 
     charges: list[tuple[float, int, float]] = []
 
@@ -92,7 +95,7 @@ def test_the_noise_of_a_proxy_is_fresh_and_each_proxy_is_charged() -> None:
 
 @pytest.mark.parametrize("target", ["phi", "update"])
 def test_afind_s_noise_cannot_be_made_again_with_the_seed_alone(target: str) -> None:
-    params = {"dp": {"target": target, "sigma": 1.0, "clip": 0.1}}
+    params: dict[str, Any] = {"dp": {"target": target, "sigma": 1.0, "clip": 0.1}}
     method = find("afind-plus")
 
     def states(secret: int | None) -> dict[int, str]:
@@ -112,8 +115,8 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
         "columns": {"aligned": 24, "unaligned": 20, "blocks_per_party": 1},
     }  # fmt: skip
     sent = for_nodes(build(check({"run": values}).run))
-    plain, one, two = (build_party(sent, 1, secret=secret).party for secret in (None, 1, 2))
-    said = [party.introduce() for party in (plain, one, two, build_party(sent, 1, secret=1).party)]
+    parties: list[Any] = [build_party(sent, 1, secret=secret).party for secret in (None, 1, 2, 1)]
+    said, one = [party.introduce() for party in parties], parties[1]
     assert torch.equal(said[1], said[3])
     distances = [float((a - b).std()) for a, b in ((said[0], said[1]), (said[1], said[2]))]
     assert all(0.5 < d < 1.0 for d in distances)  # two independent noises of 0.5 differ by 0.71
@@ -121,12 +124,13 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     rounds = [with_noise(one, f, "embeddings", t) for t in range(5)]
     assert all(torch.equal(rounds[0], r) for r in rounds)
     louder = sent.model_copy(update={"params": {"embedding_dim": 8, "embedding_noise": 1.0}})
-    again = build_party(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]
+    other: Any = build_party(louder, 1, secret=1).party
+    again = other.introduce()
     assert float((2 * said[1] - again - f).std()) > 1  # or two runs with two scales would tell f
-    active = build(
+    active: Any = build(
         check({"run": {**values, "params": {"embedding_dim": 8, "prototype_noise": 0.5}}}).run, secret=7
     ).server
     assert active is not None and active.context.secret == 7
     active.prototypes = torch.ones_like(active.prototypes)
-    one, two = (active.prototypes_for(t)[1]["prototypes"] for t in (0, 1))  # type: ignore[attr-defined]
+    one, two = (active.prototypes_for(t)[1]["prototypes"] for t in (0, 1))
     assert torch.equal(one, two) and not torch.equal(one, torch.ones_like(one))

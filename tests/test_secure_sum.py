@@ -12,16 +12,18 @@ import torch
 
 from fedloom.api import execute
 from fedloom.core import fixed_point
-from fedloom.core.errors import ConfigError, MessageError, MethodError
-from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded
-from fedloom.core.message import Shape, floats
+from fedloom.core.aggregate import MEAN
+from fedloom.core.errors import ConfigError, MessageError
+from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded, totaled
+from fedloom.core.message import Shape, Template, floats
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import find, registry
 from fedloom.methods.vertical import proto_evfl
+from fedloom.protect.aggregators import Secure
 from tests.methods.columns import Columns
 from tests.toy import Toy, common, contexts
 
-LIKE = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
+LIKE: Template = {"weights": {"a": floats(2, 3), "b": floats()}, "rows": Shape("int64")}
 
 
 def reply(seed: int, rows: int, scale: float = 1.0) -> dict[str, Any]:
@@ -33,6 +35,8 @@ def reply(seed: int, rows: int, scale: float = 1.0) -> dict[str, Any]:
 def test_the_mean_is_that_of_rounded_numbers_to_the_bit() -> None:
     replies, rows = [reply(k, 10 + k) for k in range(5)], [10 + k for k in range(5)]
     xs = [encoded(r, "rows", 5) for r in replies]
+    mean: Any
+    again: Any
     whole, mean = decoded(sum(xs[1:], xs[0]), LIKE, "rows")
     other, again = decoded(sum(xs[-2::-1], xs[-1]), LIKE, "rows")
     assert whole == other == sum(rows) and torch.equal(mean["weights"]["a"], again["weights"]["a"])
@@ -49,6 +53,7 @@ def test_no_sum_leaves_the_ring() -> None:
         "weights": {"a": torch.full((2, 3), -3e38), "b": torch.tensor(3e38)},
         "rows": torch.tensor(MOST_WEIGHT // 2),
     }
+    mean: Any
     x = encoded(huge, "rows", 2)
     whole, mean = decoded(x + x, LIKE, "rows")
     assert whole == MOST_WEIGHT and mean["weights"]["a"].eq(-LARGEST).all()
@@ -56,11 +61,24 @@ def test_no_sum_leaves_the_ring() -> None:
         with pytest.raises(MessageError, match="a weight must be"):
             encoded({**huge, "rows": torch.tensor(rows)}, "rows", 2)
     with pytest.raises(MessageError, match="floats"):
-        encoded({"x": torch.tensor([1, 2])}, None, 3)
+        encoded({"x": torch.tensor([1, 2], dtype=torch.int32)}, None, 3)
+    with pytest.raises(MessageError, match=r"fed\.total"):
+        decoded(encoded({"x": torch.tensor([1, 2])}, None, 3), {"x": Shape("int64", 2)}, None)
     with pytest.raises(MessageError, match="every dimension"):
         fixed_point.size(floats(None, 3), None)
     with pytest.raises(MessageError, match="weight above 0"):
         decoded(np.zeros(8, np.uint64), LIKE, "rows")
+
+
+def test_integers_are_added_as_they_are_modulo_2_64() -> None:
+    like = {"x": Shape("int64", 2), "y": Shape("int64")}
+    replies = [{"x": torch.tensor([2**62, -(2**40)]), "y": torch.tensor(k)} for k in range(4)]
+    total = totaled(sum(encoded(reply, None, 4) for reply in replies), like)  # type: ignore[arg-type]
+    assert total["x"].tolist() == [0, -(2**42)] and int(total["y"]) == 6
+    with pytest.raises(MessageError, match="int64 tensors alone"):
+        totaled(encoded(reply(0, 1), None, 3), floats(7))
+    with pytest.raises(MessageError, match="template's size"):
+        totaled(np.zeros(3, np.uint64), like)
 
 
 def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
@@ -69,7 +87,7 @@ def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
         "rounds": 2,
         "data": {"clients": 5, "public_rows": 40, "test_rows": 60, "own_test_rows": 10},
         "models": {"pool": ["linear"], "norm": "none"},
-        "params": {"secure": True},
+        "aggregate": {"secure": True},
         "engine": {"name": engine},
         **changes,
     }
@@ -77,7 +95,7 @@ def run(engine: str = "local", method: str = "fedavg", **changes: Any) -> Any:
 
 
 def test_every_engine_gives_the_bits_of_the_loop_also_with_failures() -> None:
-    faults = {"faults": {"dropout": 0.15, "nan": 0.1}}
+    faults: dict[str, Any] = {"faults": {"dropout": 0.15, "nan": 0.1}}
     results = {engine: run(engine, **faults) for engine in ("local", "isolated", "batched")}
     local = results["local"].summary
     assert local["failures"] > 0
@@ -86,14 +104,14 @@ def test_every_engine_gives_the_bits_of_the_loop_also_with_failures() -> None:
 
 
 def test_the_secure_mean_is_the_plain_one_up_to_its_steps() -> None:
-    secure, plain = run(), run(params={"secure": False})
+    secure, plain = run(), run(aggregate={"secure": False})
     assert abs(secure.summary["accuracy"]["mean"] - plain.summary["accuracy"]["mean"]) < 0.01
 
 
 def test_the_ledger_shows_masked_integers_and_nothing_else_going_up() -> None:
     found = run()
     assert found.summary["bytes"]["up"] > 0
-    plain = run(params={"secure": False})
+    plain = run(aggregate={"secure": False})
     assert 1.9 < found.summary["bytes"]["up"] / plain.summary["bytes"]["up"] < 2.6  # 8 bytes a number, and masks
 
 
@@ -102,6 +120,7 @@ PAGES: dict[str, dict[str, Any]] = {
     "fedavg-ft": {"batch_size": 16, "epochs": 1},
     "fedlp": {"batch_size": 16, "epochs": 1},
     "fedavg-adam": {"tau": 2},
+    "feddf-al": {"tau": 2, "adv": 0.0},
     "per-fedavg": {},
     "fedcp": {"batch_size": 40},
     "fedproto": {"batch_size": 40},
@@ -119,6 +138,8 @@ PAGES: dict[str, dict[str, Any]] = {
 """The methods with secure sums, with settings for a short run."""
 NOTHING_TO_SUM = {"local", "kd-only", "server-ce-only", "local-only"}
 """Configurations of these pages that send nothing."""
+RULES_ONLY = {"fd", "feddf", "fens", "fedhssl"}
+"""Methods whose server needs single replies besides their mean."""
 BESIDE = {
     "augfl": {"int64[]"},
     "proto-evfl": {"float32[30,4]", "embedded float32[30,4]"},
@@ -128,7 +149,8 @@ BESIDE = {
 
 
 def toy(name: str, *, secure: bool = True, **how: Any) -> Toy | Columns:
-    method, params = find(name), {"secure": secure, **PAGES[name]}
+    method, params = find(name), PAGES[name]
+    how["means"] = Secure() if secure else MEAN
     if method.setting == "vertical":
         return Columns(method, 5, **params, **how)
     places = contexts(4, make=common)
@@ -150,7 +172,7 @@ def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) 
     apart = {k: float((x - like[k]).abs().max()) for k, x in found.items() if x.numel() and not k.endswith("priors")}
     assert 0 < max(apart.values()) < 0.01
     up = {(e.kind, e.what) for e in secure.fed.ledger if e.sender in ("client", "party")}
-    assert {kind for kind, what in up if what.startswith("masked")} == {*find(name).client.SUMMED}
+    assert {kind for kind, what in up if what.startswith("masked")} == {*find(name).client.MEANS}
     others = {what for kind, what in up if kind != "masks" and not what.startswith("masked")} - {"none"}
     assert others == BESIDE.get(name, set())
 
@@ -193,44 +215,38 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
     have, lack = named
     assert sorted([*have, *lack]) == sorted(registry())
     assert {*have} == {*PAGES}
-    configured = {name for name in registry() if "secure" in find(name).config.model_fields}
-    assert configured - {*PAGES} == {*NOTHING_TO_SUM, "feddf-al"}
-    assert all(find(name).client.SUMMED for name in PAGES)
+    configured = {name for name, one in registry().items() if one.client.MEANS and one.server is not None}
+    assert configured - {*PAGES} == {*NOTHING_TO_SUM, *RULES_ONLY}
 
 
 @pytest.mark.parametrize(
-    ("method", "params"),
+    ("method", "params", "message"),
     [
-        ("fedal", {}),
-        ("fedmd", {"trust": "distance"}),
-        ("fedmd", {"coding": "int8"}),
-        ("fedmd", {"average": "probabilities"}),
-        ("fedal", {"adv": 0.0, "coding": "float16"}),
-        ("fccl", {"coding": "top-k", "top_k": 2}),
-        ("cfd", {"bits": 1}),
-        ("cfd", {"trust": "kernel"}),
-        ("augfl", {"clients_per_round": 4}),
+        ("fedal", {}, "the adversary compares single answers: set params.adv = 0"),
+        ("feddf-al", {}, "the adversary compares single answers: set params.adv = 0"),
+        ("fedmd", {"trust": "distance", "average": "logits"}, 'params.trust = "distance" weighs single answers'),
+        ("fedmd", {"coding": "int8"}, 'set params.coding = "float32", not "int8"'),
+        ("fedmd", {"average": "probabilities"}, 'set params.average = "logits"'),
+        ("fedal", {"adv": 0.0, "coding": "float16"}, 'set params.coding = "float32"'),
+        ("fccl", {"coding": "top-k", "top_k": 2}, 'set params.coding = "float32"'),
+        ("cfd", {"bits": 1}, "leave params.bits out"),
+        ("cfd", {"trust": "kernel"}, 'params.trust = "kernel" weighs single answers'),
+        ("augfl", {"clients_per_round": 4}, 'set params.clients_per_round to "none"'),
+        ("fd", {}, "each client gets the mean of the others"),
+        ("feddf", {}, "use fedavg-adam, which only averages"),
+        ("fens", {}, "each client's model is sent to all clients"),
+        ("fedhssl", {}, "embeddings are sent one by one"),
+        ("gossip", {}, "the peers of gossip take means themselves"),
+        ("fedpcl", {}, "fedpcl takes no mean of clients' replies"),
     ],
 )
-def test_what_needs_single_contributions_is_refused(method: str, params: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="secure sums hide"):
-        find(method).configure(params={"secure": True, **params})
+def test_what_needs_single_contributions_is_refused(method: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check({"run": {"method": method, "data": {"clients": 5}, "params": params, "aggregate": {"secure": True}}})
+    assert message in str(error.value)
 
 
-def test_a_page_that_also_sends_weights_refuses_secure_sums() -> None:
-    with pytest.raises(ConfigError, match="feddf-al also sends each client's weights"):
-        Toy(
-            find("feddf-al"),
-            make=common,
-            secure=True,
-            adv=0.0,
-            server_side={"groups": [0] * 4, "group_networks": [common]},
-        )
-
-
-def test_rules_that_compare_single_weights_are_refused() -> None:
-    for rule in ("krum", "median", "clip"):
-        with pytest.raises(ConfigError, match="secure sums hide the single"):
-            find("fedavg").configure(params={"secure": True, "robust": rule})
-    with pytest.raises(MethodError, match="at least 3 parties"):
-        run(params={"secure": True, "clients_per_round": 2})
+def test_too_few_participants_are_refused() -> None:
+    message = "aggregate: secure = true needs 3 participants in a round, not 2: add clients"
+    with pytest.raises(ConfigError, match=message):
+        run(params={"clients_per_round": 2})

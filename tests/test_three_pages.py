@@ -7,6 +7,7 @@ network between a label party and two column parties, and consensus ADMM on quad
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def test_gossip_reaches_the_mean_and_the_coordinator_holds_nothing(kind: str) ->
     for t in range(60):
         fed.round = t
         gossip(fed, fed.engine.ids, t)
-    values = torch.stack([s["value"] for s in fed.engine.states().values()])
+    states: list[Any] = [*fed.engine.states().values()]
+    values = torch.stack([s["value"] for s in states])
     assert torch.allclose(values, torch.full_like(values, (n - 1) / 2), atol=1e-9)
     assert fed.ledger.sent("coordinator") == fed.ledger.received("coordinator") == 0
     assert fed.ledger.sent("peer") == 60 * n * 2 * 3 * 8
@@ -124,7 +126,8 @@ def test_a_split_step_is_the_step_of_the_joint_network(kind: str) -> None:
         joint.zero_grad()
         F.cross_entropy(head(torch.cat([b(x[rows]) for b, x in zip(bottoms, X, strict=True)], -1)), Y[rows]).backward()
         joint.step()
-    split = [p for s in fed.engine.states().values() for p in s["params"].values()]
+    states: list[Any] = [*fed.engine.states().values()]
+    split = [p for s in states for p in s["params"].values()]
     for ours, theirs in zip([*split, *label.params.values()], [*bottoms.parameters(), *head.parameters()], strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
     down = {e.what for e in fed.ledger if e.receiver == "columns"}
@@ -171,5 +174,5 @@ def test_admm_converges_to_the_closed_form(kind: str) -> None:
         fed.round = t
         z = admm(fed, fed.engine.ids, z)
     assert torch.allclose(z, (CURVATURE * CENTRE).sum(0) / CURVATURE.sum(0), atol=1e-8)
-    duals = [s["dual"] for s in fed.engine.states().values()]
-    assert torch.allclose(sum(duals), torch.zeros(2, dtype=torch.float64), atol=1e-8)
+    duals: list[Any] = [s["dual"] for s in fed.engine.states().values()]
+    assert torch.allclose(torch.stack(duals).sum(0), torch.zeros(2, dtype=torch.float64), atol=1e-8)

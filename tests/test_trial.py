@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom import methods
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
@@ -26,11 +27,15 @@ from fedloom.experiment.trial.candidates import (
     CandidateTraining,
     Outputs,
     candidates,
+    default_methods,
     infeasible,
 )
 from fedloom.experiment.trial.decide import ALPHA, Gain, decide_owners, gain, tail
 from fedloom.experiment.trial.owners import split_rows, split_time, standardized
 from fedloom.experiment.trial.run import Choice, score
+
+PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
+"""A method of a user."""
 
 # -- statistics ----------------------------------------------------------------------------------------------------
 
@@ -40,8 +45,8 @@ def test_the_interval_is_that_of_nadeau_and_bengio() -> None:
     found = gain([0.1, 0.2, 0.3, 0.2], 1 / 3)
     deviation = np.std([0.1, 0.2, 0.3, 0.2], ddof=1)
     half = 3.182446305284263 * deviation * math.sqrt(1 / 4 + 1 / 3)
-    assert (found.mean, found.splits) == (pytest.approx(0.2), 4)
-    assert (found.low, found.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
+    assert found.mean == pytest.approx(0.2) and found.splits == 4
+    assert found.low == pytest.approx(0.2 - half) and found.high == pytest.approx(0.2 + half)
     assert gain([0.1, math.nan, 0.3], 1 / 3).low == -math.inf  # two splits decide nothing
 
 
@@ -101,7 +106,7 @@ def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
 def test_more_splits_are_advised_only_where_they_would_decide() -> None:
     (near,) = decide_owners([gain([0.03, -0.02, 0.05, 0.03], 0.05)], 0.0, OPEN)
     assert near.decision == "undecided" and near.more_splits is not None
-    again = gain(np.resize([0.03, -0.02, 0.05, 0.03], near.more_splits + 4), 0.05)
+    again = gain(np.resize([0.03, -0.02, 0.05, 0.03], near.more_splits + 4).tolist(), 0.05)
     assert again.low > 0
     (never,) = decide_owners([gain([0.5, -0.5, 0.5, -0.49], 1 / 3)], 0.0, OPEN)
     assert never.more_splits is None and never.more_rows is None
@@ -145,7 +150,7 @@ def table(rows: int = 40) -> dict[str, Any]:
 
 
 def read(values: dict[str, Any], unit: str | None = None, time: tuple[str, ...] | None = (), **settings: Any) -> Owners:
-    words = {"label": "ill", "group": "hospital", "missing": "indicator", **settings}
+    words: dict[str, Any] = {"label": "ill", "group": "hospital", "missing": "indicator", **settings}
     return read_owners(values, DataOptions(**words), SplitColumns(unit, time))
 
 
@@ -315,6 +320,24 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
     assert {c.model for c in candidates(["fedproto"], ("linear", "mlp"), (0.1,), 100)} == {"mlp"}
 
 
+def test_a_page_says_itself_whether_a_trial_tries_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [method.trial_rank for method in methods.registry().values() if method.trial_rank]
+    assert sorted(ranks) == [*range(1, len(ranks) + 1)]
+    assert default_methods(MANY) == (["fedavg-ft", "afind-plus", "ditto", "fedproto"], [])
+    mine = replace(methods.load(PAGE), trial_rank=2, trial_variants={"strong": {"mu": 10.0}}, linear=True)
+    known = {**methods.registry(), mine.name: mine}
+    monkeypatch.setattr(methods, "registry", lambda: known)
+    assert mine.name in default_methods(MANY)[0][1:3]
+    found = [(c.model, c.note) for c in candidates([mine.name], ("linear", "mlp"), (0.1,), 100)]
+    assert found == [("linear", ""), ("mlp", ""), ("mlp", "strong")]
+
+
+def test_a_users_own_page_is_tried() -> None:
+    config = TrialConfig(splits=1, methods=(str(PAGE),), networks=("mlp",), rates=(0.1,), points=(1,))
+    trial = run_trial(planted([40] * 3, [1] * 3, columns=4), config)
+    assert trial.tried[0].startswith(str(PAGE)) and trial.owners["owner-1"].federated is not None
+
+
 @pytest.mark.parametrize("method", ["afind-plus", "ditto", "fedproto", "per-fedavg", "fd", "fedavg-adam", "pens"])
 def test_other_families_run(method: str) -> None:
     config = TrialConfig(splits=1, methods=(method,), networks=("mlp",), rates=(0.1,), points=(1, 2))
@@ -396,7 +419,7 @@ def test_a_frame_a_file_and_columns_give_the_same(tmp_path: Path) -> None:
     rows = {**table(60), "hospital": ["a", "b", "c"] * 20}
     frame = pandas.DataFrame(rows)
     frame.to_csv(tmp_path / "my.csv", index=False)
-    words = {"label": "ill", "group": "hospital", "drop": ["patient"]}
+    words: dict[str, Any] = {"label": "ill", "group": "hospital", "drop": ["patient"]}
     results = [
         {**fedloom.trial(data, **words, **SMALL).content(), "seconds": 0}
         for data in (rows, frame, tmp_path / "my.csv", str(tmp_path / "my.csv"))

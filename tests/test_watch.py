@@ -77,9 +77,9 @@ def put(folder: Path, shown: View) -> Path:
 
 
 def printed(thing: object, width: int = 80) -> str:
-    out = Console(file=io.StringIO(), width=width)
-    out.print(thing)
-    return out.file.getvalue()
+    file = io.StringIO()
+    Console(file=file, width=width).print(thing)
+    return file.getvalue()
 
 
 def drawn(folder: Path, height: int | None = None, now: float = NOW) -> str:
@@ -140,8 +140,8 @@ def test_a_small_terminal_shows_those_who_are_down(tmp_path: Path) -> None:
 def test_names_cannot_move_the_cursor(tmp_path: Path) -> None:
     name = "a\x1b[2Jb\n[red]c[/red]"
     failure = RecentFailure(round=1, party=name, kind=name, reason=name)
-    changes = {"name": name, "dataset": name, "engine": name, "metric": name}
-    shown = {"parties": [PartyStatus(name=name)], "recent_failures": [failure]}
+    changes: dict[str, Any] = {"name": name, "dataset": name, "engine": name, "metric": name}
+    shown: dict[str, Any] = {"parties": [PartyStatus(name=name)], "recent_failures": [failure]}
     folder = put(tmp_path, view(state="failed", reason=name, **changes, **shown))
     text = drawn(folder) + screen.line(take(folder, NOW))
     assert "\x1b" not in text and "[red]c[/red]" in text
@@ -283,9 +283,10 @@ def test_in_a_terminal_it_is_drawn_in_place(tmp_path: Path, monkeypatch: pytest.
     put(tmp_path, view(12))
     coming = [view(13), view(16, state="finished")]
     monkeypatch.setattr(watching, "sleep", lambda _: put(tmp_path, coming.pop(0)))
-    out = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
+    file = io.StringIO()
+    out = Console(file=file, force_terminal=True, width=80, height=30)
     assert watching.watch(tmp_path, False, False, False, 0, out) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.file.getvalue())
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
     assert all(f"round {n}/16" in text for n in (12, 13, 16)) and "finished" in text.rpartition("round 16/16")[0]
 
 
@@ -602,7 +603,14 @@ def test_a_comparison_in_a_browser(tmp_path: Path) -> None:
 def test_names_are_text_in_a_browser(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     failure = RecentFailure(round=1, party=EVIL, kind=EVIL, reason=EVIL)
-    evil = {"name": EVIL, "method": EVIL, "dataset": EVIL, "engine": EVIL, "metric": EVIL, "reason": EVIL}
+    evil: dict[str, Any] = {
+        "name": EVIL,
+        "method": EVIL,
+        "dataset": EVIL,
+        "engine": EVIL,
+        "metric": EVIL,
+        "reason": EVIL,
+    }
     put(folder, view(state="failed", parties=[PartyStatus(name=EVIL, up=False)], recent_failures=[failure], **evil))
     dom = seen(folder, tmp_path / "profile", 2000)
     assert "<img" not in dom and "<title>owned" not in dom

@@ -50,6 +50,7 @@ AMBIGUOUS = {
     "words",
     "size",
     "memory",
+    "secure",
     "selection",
     "top",
     "number",

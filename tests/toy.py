@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedloom.core.aggregate import MEAN, Aggregator, Combined
 from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.core.method import Method
-from fedloom.core.party import Party
-from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
+from fedloom.engines import BatchedEngine, IsolatedEngine, LocalEngine
 from fedloom.models.parts import Classifier
 
 FEATURES, CLASSES = 6, 4
@@ -89,6 +90,7 @@ class Toy:
         graph: the links; None for a complete graph.
         make: the parties' networks.
         server_side: further fields of the server's context, such as rows of its own and a pretrained model.
+        means: how means are taken.
     """
 
     def __init__(
@@ -104,18 +106,20 @@ class Toy:
         graph: Mapping[int, Sequence[int]] | None = None,
         make: Callable[[int], nn.Module] | None = None,
         server_side: Mapping[str, Any] | None = None,
+        means: Aggregator = MEAN,
         **params: Any,
     ) -> None:
         make = make or (common if "one network" in method.needs else network)
         client_contexts = client_contexts if client_contexts is not None else contexts(n, make=make, graph=graph)
+        client_contexts = [replace(context, aggregator=means) for context in client_contexts]
         self.method, self.client_contexts = method, client_contexts
         self.cfg = method.configure(preset, params)
         first = client_contexts[0]
         at_home = {"parties": len(client_contexts), "classes": CLASSES, "network": first.network, **(server_side or {})}
-        place = ClientContext(id=0, seed=first.seed, **at_home)
-        self.server: Party[Any] | None = method.server(self.cfg, place) if method.server else None
+        place = ClientContext(id=0, seed=first.seed, aggregator=means, **at_home)
+        self.server: Any = method.server(self.cfg, place) if method.server else None
         builders = [partial(method.party_at(place), self.cfg, place) for place in client_contexts]
-        self.engine: Engine
+        self.engine: Any  # its replies and states are trees of any kind
         if isolated:
             self.engine = IsolatedEngine(builders, faults=faults)
         else:
@@ -125,11 +129,12 @@ class Toy:
             if "one network" in method.needs
             else None
         )
-        self.fed = Federation(self.engine, seed=first.seed, graph=graph, param_shapes=form)
+        how: dict[str, Any] = {"aggregator": means, "means": method.client.MEANS}
+        self.fed = Federation(self.engine, seed=first.seed, graph=graph, param_shapes=form, **how)
 
     def party(self, i: int) -> Any:
         """Party i itself, where it is in this process."""
-        return self.engine._parties[i]  # type: ignore[attr-defined]
+        return self.engine._parties[i]
 
     def run(self, rounds: int, start: int = 0, present: Sequence[int] | None = None) -> Toy:
         for t in range(start, start + rounds):
@@ -143,11 +148,18 @@ class Toy:
         found = {}
         for i, state in self.engine.states().items():
             for part in ("params", "buffers"):
-                found.update({f"{i}.{k}": v.clone() for k, v in state[part].items()})  # type: ignore[union-attr]
+                found.update({f"{i}.{k}": v.clone() for k, v in state[part].items()})
         if self.server is not None:
             state = {k: v for k, v in self.server.state().items() if k != "opt"}
             found.update({f"server.{k}": v.clone() for k, v in leaves(state) if isinstance(v, torch.Tensor)})
         return found
+
+
+def combined(replies: Mapping[int, Any], **how: Any) -> Combined:
+    """What a server gets of these replies, by the mean."""
+    found = Federation(LocalEngine([])).combine(replies, **how)
+    assert found is not None
+    return found
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

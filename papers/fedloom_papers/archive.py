@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError
+from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.report import metrics
 from fedloom.report.read import Run
 from fedloom_papers.keys import archive_key
@@ -71,8 +71,9 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
         cell: the cell that uses it.
     """
     s = run.summary
-    known = {name: metrics.value_of(run, name) for name in sorted(_needed(reproduction) | {*s.accuracies, *s.scores})}
-    chances = {name: s.chance_of(name) for name in s.accuracies}
+    needed = _needed(reproduction) | {*map(str, (*s.accuracies, *s.scores))}
+    known = {name: metrics.value_of(run, name) for name in sorted(needed)}
+    chances = {str(metric): s.chance_of(metric) for metric in s.accuracies}
     return ArchivedRun(
         digest=key,
         config=archive_key(config.model_copy(update={"seed": 0})),
@@ -82,7 +83,7 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
         test_sha256=s.test_sha256,
         state_sha256=s.state_sha256,
         seconds=s.seconds.get("total", 0.0),
-        bytes={way: float(getattr(s.bytes, way)) for way in ("up", "down", "across")},
+        bytes={direction: float(getattr(s.bytes, direction)) for direction in ("up", "down", "across")},
         metrics={name: value for name, value in known.items() if value is not None},
         chances={name: chance for name, chance in chances.items() if chance is not None},
         environment={name: run.environment.get(name) for name in ENVIRONMENT},

@@ -15,7 +15,7 @@ from fedloom_papers.claims import ClaimResult
 from fedloom_papers.verdicts import VERDICTS, Verdict
 
 WIDTH = 1080
-"""Of a figure in pixels."""
+"""Width of a figure in pixels."""
 LABEL, LINE, ROW = 84, 14, 12
 """Characters of a line of a claim; pixels of a line, and between two claims."""
 REACH = 40.0

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 from fedloom._version import __version__
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
 from fedloom.report import formatting as fmt
 from fedloom.report.markdown import markdown
 from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render

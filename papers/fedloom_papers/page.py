@@ -6,8 +6,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedloom._version import __version__
+from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report.markdown import markdown

@@ -13,10 +13,13 @@ from papers.tests.tiny import TINY
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan import node_party
+from fedloom.experiment.plan.run_digest import digest
 from fedloom.experiment.pool.pool import Ended, Standing
 from fedloom_papers import page
 from fedloom_papers.archive import Archive
 from fedloom_papers.budget import Batch, batches, spend
+from fedloom_papers.keys import archive_key
 from fedloom_papers.plan import Plan, plan, run_plan
 from fedloom_papers.spec import Reproduction, parsed
 
@@ -44,6 +47,14 @@ def test_a_line_has_the_numbers_and_their_provenance(made: Made, archive: Archiv
             assert {*one.metrics} >= {"accuracy", "own accuracy", "bytes"}
             assert one.test_sha256 == result["test_sha256"] and one.chances["accuracy"] == result["chance"]
             assert {"fedloom", "commit", "processor", "torch", "started"} <= one.environment.keys()
+
+
+def test_archived_runs_are_found_by_a_later_version(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [run for cell in made.cells for run in cell.runs]
+    before = [(archive_key(run), digest(run)) for run in runs]
+    monkeypatch.setattr(node_party, "__version__", "9.0")
+    for run, (key, identity) in zip(runs, before, strict=True):
+        assert archive_key(run) == key and digest(run) != identity
 
 
 def test_pages_are_rebuilt_without_the_runs(made: Made, archive: Archive, tmp_path: Path) -> None:

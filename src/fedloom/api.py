@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
-OF_FRAMES = ("id", "drop", "keep", "missing")
-"""Those of them that say what the columns of a frame are."""
+OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal")
+"""Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 """Settings of `[data]` that `run` and `compare` take as keywords, too."""
 

@@ -20,7 +20,11 @@ from fedloom.data.alignment import BACKENDS, Alignment, align, normalize
 from fedloom.data.alignment import psi as psi_steps
 
 KEY = bytes(range(32))
-LISTS = [["Ann", "bob", " Cy ", "Dee", "7"], ["cy", "ANN", "zed", 7], [7, "ann", "bob", "cy", "zed"]]
+LISTS: list[list[str | int]] = [
+    ["Ann", "bob", " Cy ", "Dee", "7"],
+    ["cy", "ANN", "zed", 7],
+    [7, "ann", "bob", "cy", "zed"],
+]
 
 some_ids = st.one_of(st.integers(-99, 99), st.text(max_size=6)).filter(normalize)
 

@@ -30,7 +30,7 @@ COLOR = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
 
 def test_gray_images_keep_their_pixels() -> None:
     pixels = decode_images([png(GRAY), png(GRAY[::-1])])
-    assert (pixels.shape, pixels.dtype) == ((2, 1, 2, 3), np.uint8)
+    assert pixels.shape == (2, 1, 2, 3) and pixels.dtype == np.uint8
     assert pixels[0, 0].tolist() == GRAY.tolist()
     assert pixels[1, 0].tolist() == GRAY[::-1].tolist()
 

@@ -76,11 +76,11 @@ def test_an_archive_becomes_parties(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     source = tmp_path / "ModelNet10.zip"
     with zipfile.ZipFile(source, "w") as archive:
-        for label, sides in {"bed": (1, 0.6, 0.2), "night_stand": (0.4, 0.4, 0.8)}.items():
+        for label, (a, b, c) in {"bed": (1, 0.6, 0.2), "night_stand": (0.4, 0.4, 0.8)}.items():
             for part, numbers in (("train", range(1, 7)), ("test", range(7, 9))):
                 for number in numbers:
-                    name = f"{label}/{part}/{label}_{number:04}.off"
-                    archive.writestr(f"ModelNet10/{name}", box(*(s * (1 + 0.05 * number) for s in sides)))
+                    name, grown = f"{label}/{part}/{label}_{number:04}.off", 1 + 0.05 * number
+                    archive.writestr(f"ModelNet10/{name}", box(grown * a, grown * b, grown * c))
                     archive.writestr(f"__MACOSX/{name}", "not a mesh")
     assert render_archive(source, tmp_path / "views", views=4, size=16) == 16
     rows = make_manifest(tmp_path / "views", views_to_party=2)

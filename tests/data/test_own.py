@@ -114,7 +114,7 @@ def test_fits_are_those_of_scikit_learn() -> None:
     x[0] = [1, 2, 3]
     table = {**{f"c{k}": x[:, k] for k in range(3)}, "y": [0, 1] * 20}
     for how in ("median", "most-frequent"):
-        data = read_data(table, label="y", missing=how).standardized(np.arange(25))  # type: ignore[arg-type]
+        data = read_data(table, label="y", missing=how).standardized(np.arange(25))
         imputer = sklearn.SimpleImputer(strategy=how.replace("-", "_")).fit(x[:25])
         scaler = StandardScaler().fit(imputer.transform(x[:25]))
         wanted = scaler.transform(imputer.transform(x))
@@ -180,7 +180,9 @@ def test_the_suggested_settings_give_the_same_columns(options: DataOptions) -> N
     if "notes" not in options.keep:
         del table["notes"]
     first, found = read_own(table, replace(options, missing="indicator"))
-    suggested = {k: tuple(v) if isinstance(v, list) else v for k, v in found.settings().items() if k != "partition"}
+    suggested: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in found.settings().items() if k != "partition"
+    }
     again, same = read_own(table, DataOptions(**suggested))
     assert again.columns == first.columns and same.label == found.label
 
@@ -208,6 +210,10 @@ def test_identifiers_are_dropped_with_a_sentence_unless_named(name: str, values:
 
 @pytest.mark.parametrize("name", ["body_mass_index", "fluid", "COVID", "key_rate", "grid"])
 def test_features_are_no_identifiers(name: str) -> None:
+    found, _ = interpret(
+        patients(w_phone=[0, 1] * (N // 2), has_id=[True, False] * (N // 2)), DataOptions(label="disease")
+    )
+    assert {"w_phone", "has_id"} <= found.table.columns.keys()
     found, _ = interpret(patients(**{name: np.random.default_rng(2).normal(size=N)}), DataOptions(label="disease"))
     assert name in found.table.columns
 
@@ -225,7 +231,7 @@ def test_free_text_is_refused_or_hashed() -> None:
     np.testing.assert_allclose(np.linalg.norm(data.x[:, 3:], axis=1), 1, rtol=1e-5)
     assert read_data(patients(notes=notes), label="disease", drop=["not*", "hosp*"]).x.shape == (N, 3)
     again = TableEncoder.from_dict(data.recipe)
-    assert isinstance(again.columns[-1], HashedText) and again.to_dict() == data.recipe
+    assert isinstance(again.columns[-1], HashedText) and again.to_dict().items() <= data.recipe.items()
 
 
 def test_a_saved_recipe_encodes_new_rows() -> None:
@@ -257,8 +263,8 @@ def test_a_saved_recipe_encodes_new_rows() -> None:
         ({"part": ["train", "tset"] * 30}, {"label": "sex", "test": "part"}, "but has 'tset'"),
         ({"part": ["test"] * N}, {"label": "sex", "test": "part"}, "60 test rows of 60; both parts need rows"),
         ({"v": ["1", "2", "x"] + ["3"] * 57}, {"label": "sex"}, "'v' has numbers, but 1 of its 60 values are not"),
-        ({"v": [str(row % 55) for row in range(N)]}, {"label": "sex"}, "'v' .55 different numbers as text"),
-        ({"v": [[1, 2]] * N}, {"label": "sex"}, "'v' must have one value for each row"),
+        ({"v": [[1, 2]] * N}, {"label": "sex"}, "'v' holds several values in a row"),
+        ({"v": np.ones((N, 2))}, {"label": "sex"}, "'v' must have one value for each row"),
         ({7: ["a"] * N, "7": ["b"] * N}, {"label": "sex"}, "'7' repeats; rename all but one"),
     ],
 )

@@ -15,7 +15,6 @@ from fedloom.data.party_files import from_files
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
 from fedloom.experiment.plan.build import build, parties_of
-from fedloom.experiment.plan.reading import ConfigError as ReadingError
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import execute
 from tests.data.test_party_files import files, match, write
@@ -152,7 +151,7 @@ def test_a_contribution_has_zeros_for_test_rows_that_the_party_lacks(method: str
     ],
 )
 def test_contradictions_are_named(section: dict[str, Any], text: str) -> None:
-    with pytest.raises(ReadingError) as error:
+    with pytest.raises(ConfigError) as error:
         check({"run": {"method": "laser-vfl", "columns": section}})
     assert text in str(error.value)
 

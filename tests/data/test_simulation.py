@@ -177,6 +177,7 @@ def test_new_images_go_through_the_recipe() -> None:
     for raw in (DIGITS.x[:, :, :4], DIGITS.x.astype(np.float32), {"a": np.zeros(3)}):
         with pytest.raises(DataError):
             encode_new_rows(recipe, raw)
+    damage: dict[str, Any]
     for damage in ({"cells": [9]}, {"grid": []}, {"shape": None}, {"kind": "x"}, {"cells": []}, {"grid": [0, 2]}):
         with pytest.raises(DataError):
             encode_new_rows(recipe | damage, DIGITS.x)
@@ -283,7 +284,15 @@ def view(name: str = "a", **changes: Any) -> PartyView:
     arrays = {part: np.array(rows, dtype=np.int64) for part, rows in parts.items()}
     x = np.zeros((4, 2), np.float32)
     zeros, ones, truth = np.zeros(2, np.float32), np.ones(2, np.float32), np.array([1])
-    fields = {"name": name, "x": x, "shift": zeros, "scale": ones, **arrays, "truth": truth, "recipe": {}}
+    fields: dict[str, Any] = {
+        "name": name,
+        "x": x,
+        "shift": zeros,
+        "scale": ones,
+        **arrays,
+        "truth": truth,
+        "recipe": {},
+    }
     return PartyView(**(fields | changes))
 
 
@@ -322,7 +331,7 @@ def test_a_view_is_checked(changes: dict[str, Any], message: str) -> None:
 )
 def test_views_are_checked_against_each_other(changes: dict[str, Any], message: str) -> None:
     views, labels = (view(), view("b")), np.array([0, 1])
-    fields = {"name": "n", "kind": "table", "classes": ("no", "yes"), "views": views, "labels": labels}
+    fields: dict[str, Any] = {"name": "n", "kind": "table", "classes": ("no", "yes"), "views": views, "labels": labels}
     fields |= {"test_labels": np.array([1])}
     assert len(VerticalDataset(**fields).views) == 2
     with pytest.raises(DataError, match=message):
@@ -337,8 +346,8 @@ def test_encoders_travel_in_the_recipe() -> None:
 
 def test_validation_rows_stand_in_for_the_test_rows() -> None:
     tested, found = digits(), digits(validation=0.2)
-    rows = {part: set(numbers(found, 0, part)) for part in ("aligned", "unaligned", "test")}
+    rows: dict[str, set[int]] = {part: set(numbers(found, 0, part)) for part in ("aligned", "unaligned", "test")}
     test = set(numbers(tested, 0, "test"))
-    assert not test & set.union(*rows.values()) and not rows["test"] & (rows["aligned"] | rows["unaligned"])
+    assert not test & set[int]().union(*rows.values()) and not rows["test"] & (rows["aligned"] | rows["unaligned"])
     assert abs(len(rows["test"]) - 0.2 * (len(DIGITS.y) - len(test))) <= 10
     assert all(numbers(found, party, "test") == numbers(found, 0, "test") for party in range(4))

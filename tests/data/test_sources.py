@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import io
+import socket
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,7 +189,11 @@ def test_an_override_chooses_between_two_kinds_of_label(hf: Any, tmp_path: Path)
         "coarse_label": hf.ClassLabel(names=["flower", "fish"]),
     }
     pixels = pictures((4, 4, 3), 3)
-    columns = {"img": [png(image) for image in pixels], "fine_label": [2, 0, 1], "coarse_label": [1, 0, 0]}
+    columns: dict[str, Any] = {
+        "img": [png(image) for image in pixels],
+        "fine_label": [2, 0, 1],
+        "coarse_label": [1, 0, 0],
+    }
     folder = tmp_path / "uoft-cs" / "cifar100"
     for split in ("train", "test"):
         write(hf, folder / f"{split}.parquet", features, **columns)
@@ -284,7 +290,7 @@ def bad_parquets(hf: Any) -> dict[str, tuple[dict[str, Any], dict[str, list[Any]
         "lists": (
             {"v": hf.Sequence(number), "label": number},
             {"v": [[1, 2], [3, 4]], "label": [0, 1]},
-            "'v' has other values",
+            "'v' holds several values",
         ),
         "decimals": (
             {"v": number, "label": hf.Value("float64")},
@@ -407,7 +413,7 @@ def fake_hub(hf: Any, pixels: np.ndarray) -> Callable[..., Any]:
 
     def load_dataset(repository: str, name: str | None = None) -> Any:
         assert (repository, name) == ("tanganke/emnist_letters", "emnist-letters")
-        columns = {"image": [png(image) for image in pixels], "label": [0, 1]}
+        columns: dict[str, Any] = {"image": [png(image) for image in pixels], "label": [0, 1]}
         part = hf.Dataset.from_dict(columns, features=features)
         return hf.DatasetDict({"train": part, "test": part})
 
@@ -462,8 +468,8 @@ def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
         tried.append(address)
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(hub.socket, "create_connection", refused)
-    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(DataError, match="nor available from the Hugging Face hub as 'ylecun/mnist'"):
         load("mnist")
@@ -515,7 +521,12 @@ def test_a_parquet_file_is_read_as_datasets_reads_it(hf: Any, tmp_path: Path, mo
         "half": hf.Value("float32"),
     }
     features = hf.Features({**kinds, "kind": hf.ClassLabel(names=["b", "a"]), "pic": hf.Image()})
-    values = {"int": [1, None, 3], "flag": [True, False, None], "word": ["x", None, "y"], "half": [0.5, None, 1.5]}
+    values: dict[str, Any] = {
+        "int": [1, None, 3],
+        "flag": [True, False, None],
+        "word": ["x", None, "y"],
+        "half": [0.5, None, 1.5],
+    }
     write(
         hf,
         tmp_path / "one.parquet",
@@ -525,11 +536,11 @@ def test_a_parquet_file_is_read_as_datasets_reads_it(hf: Any, tmp_path: Path, mo
         pic=[png(pixels) for pixels in pictures((4, 5), 3)],
     )
     mine = hub.read_content(tmp_path / "one.parquet", "one")
-    write(hf, tmp_path / "odd.parquet", hf.Features({"a": hf.Value("date32")}), a=[None])
+    write(hf, tmp_path / "odd.parquet", hf.Features({"a": hf.Array2D((1, 1), "int8")}), a=[[[1]]])
     assert hub._read_parquet_file(tmp_path / "odd.parquet", "odd") is None
     monkeypatch.setattr(hub, "_read_parquet_file", lambda *_: None)
     theirs = hub.read_content(tmp_path / "one.parquet", "one")
     assert [*mine.columns] == [*theirs.columns] and mine.named == theirs.named == {"kind": ["b", "a"]}
     assert mine.images is not None and theirs.images is not None and [*mine.images] == [*theirs.images]
     for column in mine.columns:
-        np.testing.assert_array_equal(mine.values(column), theirs.values(column), strict=True)
+        np.testing.assert_array_equal(mine.columns[column].values, theirs.columns[column].values, strict=True)

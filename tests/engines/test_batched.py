@@ -25,6 +25,7 @@ from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.engines._vmap_context import run_vmapped
+from fedloom.models import Norm
 from tests.toy import CLASSES, FEATURES, contexts, rows
 
 FEDAVG = methods.load(Path(__file__).parents[2] / "examples" / "fedavg.py")
@@ -40,6 +41,10 @@ def net(i: int, *middle: Callable[[], nn.Module]) -> nn.Module:
 
 def even(i: int) -> Rows:
     return rows(40, i)
+
+
+def states(engine: Engine) -> dict[int, Any]:
+    return {**engine.states()}
 
 
 def run(
@@ -72,7 +77,7 @@ def difference(a: Engine, b: Engine) -> float:
         other = dict(leaves(b.states()[i]))
         for path, x in leaves(state):
             if isinstance(x, Tensor):
-                most = max(most, float((x.double() - other[path].double()).abs().max()) if x.numel() else 0.0)  # type: ignore[union-attr]
+                most = max(most, float((x.double() - other[path].double()).abs().max()) if x.numel() else 0.0)
             else:
                 assert x == other[path]
     return most
@@ -103,14 +108,14 @@ def test_batchnorm_statistics_are_each_party_s_own() -> None:
     loop, *_ = run(LocalEngine, FEDAL, network=norm, batch_size=8)
     together, *_ = run(BatchedEngine, FEDAL, network=norm, batch_size=8)
     for i, state in loop.states().items():
-        other = together.states()[i]["buffers"]
-        for name, b in state["buffers"].items():  # type: ignore[union-attr]
-            assert torch.allclose(b.double(), other[name].double(), atol=2e-2), name  # type: ignore[index,union-attr]
-        counted = {k: int(v) for k, v in other.items() if k.endswith("tracked")}  # type: ignore[union-attr]
+        other: Any = together.states()[i]["buffers"]
+        for name, b in state["buffers"].items():
+            assert torch.allclose(b.double(), other[name].double(), atol=2e-2), name
+        counted = {k: int(v) for k, v in other.items() if k.endswith("tracked")}
         assert set(counted.values()) == {3 * (5 + 5)}
     answers = [e.call(e.ids, "predictions", {"on": "test"}, None, None) for e in (loop, together)]
     for a, b in zip(*answers, strict=True):
-        assert torch.allclose(a["loss"], b["loss"], atol=1e-3)  # type: ignore[index,call-overload]
+        assert torch.allclose(a["loss"], b["loss"], atol=1e-3)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -143,10 +148,10 @@ def test_faults_strike_the_same_parties(fault: str) -> None:
 
 def test_a_nan_party_does_not_touch_the_others() -> None:
     engine, _, _ = run(BatchedEngine, FEDAL, rounds=1, batch_size=8)
-    state = engine.states()[2]
-    engine.load({2: {**state, "params": {k: torch.full_like(v, float("nan")) for k, v in state["params"].items()}}})  # type: ignore[union-attr]
-    replies = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
-    finite = [bool(torch.isfinite(r["loss"])) for r in replies]  # type: ignore[index,call-overload]
+    state: Any = engine.states()[2]
+    engine.load({2: {**state, "params": {k: torch.full_like(v, float("nan")) for k, v in state["params"].items()}}})
+    replies: list[Any] = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
+    finite = [bool(torch.isfinite(r["loss"])) for r in replies]
     assert finite == [True, True, False, True, True]
 
 
@@ -224,11 +229,11 @@ def same(a: Engine, b: Engine, method: str, each: dict[int, Any] | None = None, 
     for x, y in zip(*found, strict=True):
         assert isinstance(x, Failure) == isinstance(y, Failure)
         if isinstance(x, Failure):
-            assert x.reason == y.reason  # type: ignore[union-attr]
+            assert x.reason == y.reason
             continue
-        for (path, u), (_, v) in zip(leaves(x), leaves(y), strict=True):  # type: ignore[arg-type]
+        for (path, u), (_, v) in zip(leaves(x), leaves(y), strict=True):
             assert type(u) is type(v), path
-            assert torch.allclose(u, v, atol=1e-6) if isinstance(u, Tensor) else u == v, path  # type: ignore[arg-type]
+            assert torch.allclose(u, v, atol=1e-6) if isinstance(u, Tensor) else u == v, path
     assert difference(a, b) < 1e-6
     return found[1]
 
@@ -281,10 +286,10 @@ def test_chance_is_the_party_s_own_on_every_engine() -> None:
 
 def test_a_call_that_fails_changes_nothing() -> None:
     a, b = both()
-    before = {k: v.clone() for k, v in b.states()[1]["params"].items()}  # type: ignore[union-attr]
+    before = {k: v.clone() for k, v in states(b)[1]["params"].items()}
     replies = same(a, b, "break_", x=torch.zeros(1))
     assert all(isinstance(r, Failure) for r in replies)
-    assert all(torch.equal(v, before[k]) for k, v in b.states()[1]["params"].items())  # type: ignore[union-attr]
+    assert all(torch.equal(v, before[k]) for k, v in states(b)[1]["params"].items())
     assert len(b.account().remarks) == 1  # the page is wrong, not unfit for a batch
 
 
@@ -384,9 +389,9 @@ def wholly_together(engine: Engine) -> bool:
 def test_what_a_party_does_with_its_network_is_done_together(method: str, params: dict[str, Any]) -> None:
     a, b = tools(**params)
     for t in range(2):
-        before = {i: s["params"]["0.weight"].clone() for i, s in b.states().items()}  # type: ignore[index,union-attr]
+        before = {i: s["params"]["0.weight"].clone() for i, s in states(b).items()}
         replies = same(a, b, method, t=t)
-        moved = [not torch.equal(before[i], s["params"]["0.weight"]) for i, s in b.states().items()]  # type: ignore[index,union-attr]
+        moved = [not torch.equal(before[i], s["params"]["0.weight"]) for i, s in states(b).items()]
         assert moved == [method not in ("slope", "try_out")] * N
         if method == "try_out":
             for reply in replies:
@@ -409,7 +414,7 @@ def test_so_it_is_with_statistics(method: str) -> None:
     a, b = tools(network=lambda i: net(i, partial(nn.BatchNorm1d, 8)), momentum=0.0, lr=0.01)
     for t in range(2):
         same(a, b, method, t=t)
-    counts = {int(s["buffers"]["1.num_batches_tracked"]) for s in b.states().values()}  # type: ignore[index,call-overload]
+    counts = {int(s["buffers"]["1.num_batches_tracked"]) for s in states(b).values()}
     assert counts == {{"step_of_some": 20, "slope": 4, "try_out": 0, "try_and_go_on": 10}[method]}
     assert wholly_together(b)
 
@@ -446,7 +451,7 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
 
 def test_an_evaluation_is_prepared_together_and_leaves_no_trace() -> None:
     a, b = tools()
-    before = {i: {k: v.clone() for k, v in s["params"].items()} for i, s in b.states().items()}  # type: ignore[union-attr]
+    before = {i: {k: v.clone() for k, v in s["params"].items()} for i, s in b.states().items()}
     broadcast = {"2.bias": torch.tensor([0.0, 1.0, 2.0, 3.0])}
     losses = []
     for words in (
@@ -458,8 +463,8 @@ def test_an_evaluation_is_prepared_together_and_leaves_no_trace() -> None:
         replies = same(a, b, "predictions", on="test", **words)
         losses.append(torch.stack([r["loss"] for r in replies]))
     assert len({tuple(row.tolist()) for row in losses}) == 4
-    for i, s in b.states().items():
-        assert all(torch.equal(v, before[i][k]) for k, v in s["params"].items())  # type: ignore[union-attr]
+    for i, s in states(b).items():
+        assert all(torch.equal(v, before[i][k]) for k, v in s["params"].items())
     assert wholly_together(b)
 
 
@@ -649,7 +654,7 @@ def test_a_run_continues_from_another_engine_s_state() -> None:
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("method", [FEDAL, FEDAVG], ids=["fedal", "fedavg"])
-def test_everything_is_made_on_the_parties_device(method: Method, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_made_on_the_parties_device(method: Method, norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on `meta` have no data, and don't mix with the CPU's: a stand-in for a GPU where there is none."""
     monkeypatch.setattr(message, "check", lambda *_: None)
     x = torch.zeros(200, 1, 8, 8, dtype=torch.uint8, device="meta")

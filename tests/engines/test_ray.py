@@ -236,7 +236,7 @@ def three_pages(engine: Engine) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="class")
-def resident(cluster: Cluster) -> Iterator[tuple[RayEngine, Any]]:
+def resident(cluster: Cluster) -> Iterator[tuple[Engine, Any]]:
     with on(cluster)(crowd()) as engine:
         yield engine, copied(by_text(engine))
 
@@ -278,7 +278,7 @@ class TestResidents:
         assert fed.ledger.sent("talker") == 12 * 4 * size and not fed.failures
         assert 0 < meter.read < 20_000
         states = engine.states()
-        assert {i: states[i]["heard"].tolist() for i in TALKERS} == {  # type: ignore[union-attr]
+        assert {i: states[i]["heard"].tolist() for i in TALKERS} == {
             i: [float(j * size) for j in links[i]] for i in TALKERS
         }
         there = [engine.call([i], "where", {}, None, None)[0] for i in TALKERS]
@@ -291,6 +291,8 @@ class TestResidents:
         (big,) = engine.call([32], "say", {"size": size}, None, (0, 0))
         assert isinstance(big, Tensor) and float(big.mean()) == 32 and meter.read > 4 * size
 
+        shared: dict[str, Any]
+        each: Any
         for shared, each in (
             ({"x": torch.arange(300_000)}, None),
             ({}, {i: {"x": [None, True, 2.5, "ä", (1, {"a": torch.zeros(0, 3)})]} for i in TALKERS}),
@@ -554,14 +556,14 @@ def test_other_versions_are_reported(cluster: Cluster, monkeypatch: pytest.Monke
 def test_a_node_without_fedloom_is_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     away = SimpleNamespace(__name__="not_there", Shard=type("Shard", (), {"about": lambda self: {}}))
     away.Shard.__module__, away.Shard.__qualname__ = "not_there", "Shard"
-    monkeypatch.setitem(sys.modules, "not_there", away)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "not_there", away)
     monkeypatch.setattr(_ray_cluster, "Shard", away.Shard)
     text = refused(cluster.address)
     assert "ModuleNotFoundError: No module named 'not_there'" in text and "install fedloom" in text
 
 
 def test_what_cannot_be_sent_is_reported(cluster: Cluster) -> None:
-    lock = threading.Lock()
+    lock: Any = threading.Lock()
     builders = [partial(Talker, None, ClientContext(id=0, network=lambda: lock))]
     with pytest.raises(EngineError, match="keep open files and locks out of its class"):
         on(cluster, workers=1)(builders)

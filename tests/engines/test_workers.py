@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import methods
-from fedloom.core import message
+from fedloom.core import message, templates
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
@@ -126,7 +126,8 @@ class Gossip(Party[None]):
 
     def take(self, *, inbox: dict[str, Any], boost: float) -> None:
         if inbox:
-            self.params = message.weighted_mean([x["mine"] for x in inbox.values()], [1.0] * len(inbox))
+            mean: Any = message.weighted_mean([x["mine"] for x in inbox.values()], [1.0] * len(inbox))
+            self.params = mean
         self.diary["last"].add_(boost)  # in place: an engine must see that, too
         self.note("inbox", len(inbox))
         if self.context.id == 0:
@@ -298,7 +299,8 @@ def test_shared_buffers_are_used_again() -> None:
                 fed.call([i], "echo", each={i: {"x": torch.zeros(10_000)}}, shared={"own": torch.zeros(10_000)})
             fed.call(engine.ids, "keep", shared={"x": torch.zeros(10_000)})
             fed.exchange({0: [1, 2], 1: [0, 2], 2: [0, 1]}, answer="show", take="sum")
-            return sum(os.fstat(box._file.fileno()).st_size for box in engine._buffers)  # type: ignore[attr-defined]
+            buffers: Any = engine._buffers  # type: ignore[attr-defined]
+            return sum(os.fstat(box._file.fileno()).st_size for box in buffers)
 
         first = size()
         assert max(size() for _ in range(8)) <= 3 * first
@@ -327,9 +329,9 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
     [None, object, int, [float, {"a": floats(2, None), "b": [str, bool]}], {}, {"items": int}, torch.zeros(2, 3)],
 )
 def test_a_template_survives_its_spelling(template: Any) -> None:
-    spelled = message.decode(message.encode(_shared_buffer.spell(template)))
+    spelled = message.decode(message.encode(templates.spell(template)))
     expected = floats(2, 3) if isinstance(template, Tensor) else template
-    assert _shared_buffer.unspell(spelled) == expected
+    assert templates.unspell(spelled) == expected
 
 
 @pytest.mark.parametrize("make", [LocalEngine, workers(2)])
@@ -357,5 +359,5 @@ def test_a_queue_gives_each_task_once_and_keeps_a_partys_order() -> None:
     assert queue.take(1) == 3
     assert queue.take(1) == 6
     rest = [queue.take(0) for _ in range(6)]  # its own, then those of the other
-    assert sorted(rest) == [1, 2, 4, 5, 7, 8] and rest.index(1) < rest.index(8)  # type: ignore[type-var]
+    assert sorted(rest) == [1, 2, 4, 5, 7, 8] and rest.index(1) < rest.index(8)
     assert queue.take(0) is queue.take(1) is None and queue.left == 0

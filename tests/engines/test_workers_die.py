@@ -56,7 +56,8 @@ class Fragile(Party[str]):
         return {"weights": self.params, "steps": self.steps}
 
     def meet(self, *, inbox: dict[str, Any], die: str, at: int) -> None:
-        self.params = message.weighted_mean([x["weights"] for x in inbox.values()], [1.0] * len(inbox))
+        mean: Any = message.weighted_mean([x["weights"] for x in inbox.values()], [1.0] * len(inbox))
+        self.params = mean
 
     def fall(self) -> None:
         mark = Path(self.cfg)
@@ -69,7 +70,7 @@ class Fragile(Party[str]):
 def again(fed: Federation, rounds: Sequence[Callable[[], object]]) -> dict[str, Any]:
     """What comes of some rounds, each repeated from its beginning where a worker is lost."""
     for t, work in enumerate(rounds):
-        states = {i: message.map_tensors(Tensor.clone, s) for i, s in fed.engine.states().items()}
+        states: dict[int, Any] = {i: message.map_tensors(Tensor.clone, s) for i, s in fed.engine.states().items()}
         ledger, failures = fed.ledger.mark(), len(fed.failures)
         while True:
             fed.round = t
@@ -148,8 +149,9 @@ def test_a_party_that_ends_its_process_says_why() -> None:
         for _ in range(DEATHS):
             with pytest.raises(Lost, match="exit code 1"):
                 engine.call([0], "stop", {}, None, (0, 0))
+        failure: Any
         (failure,) = engine.call([0], "stop", {}, None, (0, 0))
-        assert failure.reason == "its process died" and "SystemExit: 3" in failure.trace  # type: ignore[union-attr]
+        assert failure.reason == "its process died" and "SystemExit: 3" in failure.trace
 
 
 def test_an_idle_worker_and_the_fork_server_may_be_killed() -> None:

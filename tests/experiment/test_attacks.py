@@ -20,7 +20,7 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.engine import start
 from fedloom.experiment.run.execute import RunResult, execute
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success
 
@@ -98,7 +98,8 @@ def test_who_is_reported_nothing_can_only_try_the_controls() -> None:
 
 def test_exposed_gradients_are_those_of_the_joint_loss() -> None:
     with begun(config("split")) as (run_plan, fed):
-        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        active: Any = run_plan.server
+        parts = ask(fed, "contribution", on="aligned")
         exposed = active.exposed(parts)
         assert set(exposed) == {"gradients"} and set(exposed["gradients"]) == {0, 1, 2}
         sent = [parts[m].clone().requires_grad_() for m in parts]
@@ -116,7 +117,8 @@ def test_exposed_gradients_are_what_the_first_batch_brings() -> None:
     """Embeddings and gradients of the attack are, row by row, what crosses in training."""
     run = config("split", params={"batch_size": 16})
     with begun(run, rounds=0) as (run_plan, fed):
-        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        active: Any = run_plan.server
+        parts = ask(fed, "contribution", on="aligned")
         exposed, rows = active.exposed(parts)["gradients"], batch_indices(active, 0, 0)
         sent = ask(fed, "embed", number=0, step=0)
         messages = learn(active, sent, 0, 0)
@@ -127,9 +129,13 @@ def test_exposed_gradients_are_what_the_first_batch_brings() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_exposed_prototypes_are_those_that_are_sent(noise: float) -> None:
-    changes = {"params": {"prototype_noise": noise, "steps": 1}, "columns": {"aligned": ALIGNED, "rare_classes": [3]}}
+    changes: dict[str, Any] = {
+        "params": {"prototype_noise": noise, "steps": 1},
+        "columns": {"aligned": ALIGNED, "rare_classes": [3]},
+    }
     with begun(config("proto-evfl", **changes)) as (run_plan, fed):
-        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        active: Any = run_plan.server
+        parts = ask(fed, "contribution", on="aligned")
         messages = active.exposed(parts)["prototypes"]
         for m in parts:
             difference = messages[m] - active.prototypes[m]
@@ -141,7 +147,8 @@ def test_exposed_prototypes_are_those_that_are_sent(noise: float) -> None:
 
 def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() -> None:
     with begun(config("proto-evfl"), rounds=0) as (run_plan, fed):
-        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        active: Any = run_plan.server
+        parts = ask(fed, "contribution", on="aligned")
         messages = active.exposed(parts)["prototypes"]
         for m, f in parts.items():
             assert torch.equal(messages[m], class_means(f, labels(active), 10)[0])
@@ -152,10 +159,9 @@ def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() 
 
 def test_a_party_attacks_with_its_own_embeddings_as_it_has_them() -> None:
     """Noise is on what leaves."""
-    plain, noisy_ = ({"params": {"embedding_noise": kappa, "steps": 0}} for kappa in (0.0, 0.3))
     found: list[Tensor] = []
-    for changes in (plain, noisy_):
-        with begun(config("proto-evfl", **changes)) as (_, fed):
+    for kappa in (0.0, 0.3):
+        with begun(config("proto-evfl", params={"embedding_noise": kappa, "steps": 0})) as (_, fed):
             found.append(ask(fed, "contribution", on="aligned")[1])
     assert torch.equal(found[0], found[1])
 
@@ -163,7 +169,7 @@ def test_a_party_attacks_with_its_own_embeddings_as_it_has_them() -> None:
 @pytest.mark.parametrize("method", ["split", "active-only", "proto-evfl", "ss-vfl", "fedhssl"])
 def test_looking_changes_no_state_and_sends_nothing(method: str) -> None:
     params = {"steps": 1} | ({"pretrain_rounds": 1} if method in ("ss-vfl", "fedhssl") else {})
-    changes = {} if method in ("split", "active-only") else {"params": params}
+    changes: dict[str, Any] = {} if method in ("split", "active-only") else {"params": params}
     without, with_ = (execute(config(method, attacks, **changes)) for attacks in (None, 3))
     assert with_.summary["state_sha256"] == without.summary["state_sha256"]
     assert with_.summary["bytes"] == without.summary["bytes"]
@@ -184,7 +190,7 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
     """Gradients of other labels than those that are asked for tell nothing about these."""
     run = config("split", columns={"aligned": 600, "unaligned": 40})
     run_plan = build(run)
-    truth = run_plan.data.parties.labels  # type: ignore[attr-defined]
+    truth = run_plan.data.parties.labels
     messages = labels(run_plan.server).numpy().copy()
     assert np.array_equal(truth, messages)
     data = run_plan.server.context.data
@@ -192,7 +198,8 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
     with start(run_plan) as engine:
         fed = Federation(engine, coordinator="active", colocated=run_plan.colocated)
         parts = ask(fed, "contribution", on="aligned")
-        gradients = run_plan.server.exposed(parts)["gradients"]
+        active: Any = run_plan.server
+        gradients = active.exposed(parts)["gradients"]
     for m in (1, 2):
         known = known_rows(torch.from_numpy(truth), 1, stream(0, "attack", m))
         guesses = nearest(gradients[m], known, torch.from_numpy(truth)[known])

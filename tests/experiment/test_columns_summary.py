@@ -70,7 +70,7 @@ def test_one_answer_of_all_parties_is_the_result(proto: RunResult) -> None:
 
 
 def test_results_are_what_the_schema_reads_and_writes(proto: RunResult, found: dict[str, Any]) -> None:
-    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
+    rows: Any = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
     for content in (proto.summary, rows.summary):
         assert RunSummary(**content).content() == content
     assert Comparison(**found).content() == found
@@ -146,7 +146,7 @@ def test_columns_and_rows_are_not_compared(proto: RunResult, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="split cannot be compared with fedal: its parties hold different columns"):
         execute_all(mixed, tmp_path / "x")
     assert not (tmp_path / "x").exists()  # before any work
-    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
+    rows: Any = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
     with pytest.raises(ConfigError, match="compare methods of one kind"):
         summarize("", [proto, rows])
 

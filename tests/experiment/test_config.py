@@ -117,7 +117,7 @@ def test_infinite_settings_and_keys_with_spaces_read_back_the_same(tmp_path: Pat
     assert digest(again) == digest(run)
     options = {"by the ward": [-math.inf, {"a.b": 'a "quoted" \\ word', "none": None}]}
     own = RunConfig.model_validate({"data": {"partition": "my.package:split", "options": options}})
-    del options["by the ward"][1]["none"]  # type: ignore[index,attr-defined]
+    del options["by the ward"][1]["none"]  # type: ignore[attr-defined]
     assert tomllib.loads(config.toml(own))["data"]["options"] == options
 
 
@@ -222,7 +222,11 @@ def test_faults_are_checked_with_all_the_rest() -> None:
         read("fedal", ["faults.nam=0.7"])
 
 
-ALONE = ({"clients": 1}, {}), ({"clients": 5}, {"clients_per_round": 1}), ({"clients": 3, "unseen": 0.67}, {})
+ALONE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"clients": 1}, {}),
+    ({"clients": 5}, {"clients_per_round": 1}),
+    ({"clients": 3, "unseen": 0.67}, {}),
+)
 
 
 @pytest.mark.parametrize(("data", "params"), ALONE, ids=str)
@@ -230,10 +234,10 @@ def test_who_learns_from_others_is_not_alone(data: dict[str, Any], params: dict[
     several = ("fedal", "fedmd", "fedmd-lf", "fd", "fedproto-public", "fccl", "fccl-plus", "feddf-al")
     for name in several:
         with pytest.raises(ConfigError, match=f"{name} needs at least 2 clients in a round, not 1: increase"):
-            RunConfig(method=name, data=data, params=params).resolve()  # type: ignore[arg-type]
-        RunConfig(method=name, data={"clients": 2}, params={}).resolve()  # type: ignore[arg-type]
+            RunConfig(method=name, data=data, params=params).resolve()
+        RunConfig(method=name, data={"clients": 2}, params={}).resolve()
     for name in ("local", "cfd", "feddf", "fedavg-adam"):
-        RunConfig(method=name, data=data, params=params).resolve()  # type: ignore[arg-type]
+        RunConfig(method=name, data=data, params=params).resolve()
 
 
 def test_config_is_frozen() -> None:

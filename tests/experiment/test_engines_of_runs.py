@@ -12,6 +12,7 @@ import pytest
 from fedloom.core.engine import Account, Failure, ReplyRef, Task, names
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.message import Template, Tree
+from fedloom.core.party import Note
 from fedloom.engines import Engine, LocalEngine, Lost
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -66,7 +67,7 @@ class Fragile(Engine):
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         self._inner.load(states)
 
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         return self._inner.notes()
 
     def account(self) -> Account:

@@ -65,7 +65,7 @@ def test_memorized_rows_are_found() -> None:
 
 
 def test_a_secure_sum_shows_no_single_message() -> None:
-    assert told("fedavg", params={"secure": True}) == {}
+    assert told("fedavg", aggregate={"secure": True}) == {}
 
 
 def test_measuring_changes_nothing() -> None:

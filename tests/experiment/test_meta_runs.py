@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,20 @@ def run(method: str = "augfl", **more: Any) -> RunConfig:
 
 
 def test_a_stopped_run_resumes_with_its_duals_banks_and_maps(tmp_path: Path) -> None:
-    for name, params in {"all": {}, "some": {"clients_per_round": 3}}.items():
+    every: dict[str, dict[str, int]] = {"all": {}, "some": {"clients_per_round": 3}}
+    for name, params in every.items():
         config = run(params={"server_batch_size": 32, "kl": 0.5, **params})
         whole = execute(config, tmp_path / name / "a").summary
         asked = iter((False, False, True))
         with pytest.raises(Stopped):
-            execute(config, tmp_path / name / "b", stop=lambda left=asked: next(left))
+            execute(config, tmp_path / name / "b", stop=partial(next, asked))
         again = execute(config, tmp_path / name / "b", resume=True).summary
         assert again["state_sha256"] == whole["state_sha256"] and again["eval_modes"] == whole["eval_modes"]
 
 
 def test_nobody_else_holds_what_the_server_holds(tmp_path: Path) -> None:
     plan = build(run())
-    shares = plan.data.split  # type: ignore[attr-defined]
+    shares = plan.data.split
     parts = [shares.server, shares.test, *shares.shards]
     rows = np.concatenate(parts)
     assert len(np.unique(rows)) == len(rows) and len(shares.server) == 120

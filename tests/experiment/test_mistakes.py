@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,13 @@ from tests.command import fedloom as command
 __all__ = ["command"]
 
 PAGE = (Path(__file__).parents[2] / "examples" / "fedprox.py").read_text()
-SMALL = {"rounds": 2, "data": {"clients": 3, "test_rows": 50, "own_test_rows": 0, "public_rows": 10}}
+SMALL: dict[str, Any] = {"rounds": 2, "data": {"clients": 3, "test_rows": 50, "own_test_rows": 0, "public_rows": 10}}
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
+def forget() -> None:
     """Each test may warn anew."""
     warn_once.cache_clear()
-    return
 
 
 def page(tmp_path: Path, *changes: tuple[str, str]) -> str:
@@ -58,7 +58,7 @@ def test_refused_replies_of_all_parties_end_the_run_with_the_reason(
         fedloom.run(page(tmp_path, WRONG), **SMALL)
     said = command("run", "--method", "mine.py", "--rounds", "1", "-s", "data.clients=3", code=2)
     assert "were refused, because of wrong shape" in said.stderr
-    faults = {"faults": {"dropout": 0.2}}  # then a refused reply may be one of them
+    faults: dict[str, Any] = {"faults": {"dropout": 0.2}}  # then a refused reply may be one of them
     assert fedloom.run(page(tmp_path, WRONG), **SMALL, **faults).summary["failures"] > 0
 
 

@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import build_party, differences, expected, for_nodes, suspicious
+from fedloom.experiment.plan.pretrained import training_of
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.session import fingerprint
 from fedloom.methods.averaging import fedavg
@@ -100,7 +101,7 @@ def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
     trained = run("fedpcl", **ONE, pretrained={"model": "mlp", "epochs": 1, "norm": "none"})
     dataset, shares = data_of(trained)
     file = tmp_path / "model.safetensors"
-    train(pretrained_of(trained, "image").training(dataset, shares.server, "cpu"), file, lambda *_: None)
+    train(training_of(pretrained_of(trained, "image"), dataset, shares.server, "cpu"), file, lambda *_: None)
     plan = build(
         run("fedpcl", **ONE, pretrained={"file": str(file)}, data={**ROWS["data"], "server_rows": len(shares.server)})
     )

@@ -81,7 +81,8 @@ def test_numbers_are_those_of_one_machine(values: dict[str, Any], at_nodes: Any)
 
 @pytest.mark.parametrize("values", [ROWS, COLUMNS], ids=["rows", "columns"])
 def test_a_run_continues_where_its_nodes_can_go_back_to(values: dict[str, Any], at_nodes: Any, tmp_path: Path) -> None:
-    whole, kept = execute(run(values)).summary, {}
+    kept: dict[str, Any] = {}
+    whole = execute(run(values)).summary
     first = at_nodes(kept=kept)
     with pytest.raises(Stopped):
         execute(run(values), tmp_path, stop=lambda: True)
@@ -170,7 +171,8 @@ def test_an_evaluation_that_lacks_too_many_is_left_out(
 
 
 def test_the_last_evaluation_must_exist_and_resume_makes_up_for_it(at_nodes: Any, tmp_path: Path) -> None:
-    whole, kept, gone = execute(run(COLUMNS)).summary, {}, [True]
+    kept: dict[str, Any] = {}
+    whole, gone = execute(run(COLUMNS)).summary, [True]
     clock = Clock(1, "contribution", 1)
 
     def away(party: int, round: int, method: str) -> bool:

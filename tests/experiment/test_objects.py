@@ -35,7 +35,7 @@ class Net(nn.Module):
         return out
 
 
-def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def factory(input_shape: tuple[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(*input_shape, 5), nn.Tanh(), nn.Linear(5, classes))
 
 

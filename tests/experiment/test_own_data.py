@@ -145,7 +145,7 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
     out = tmp_path / "out"
     result = execute(run(method=method, params=params, models=one), out)
     s = result.summary
-    each = {e.party.context.id: score(e.party, on="own") for e in engines[0].places.values()}
+    each: dict[int, Any] = {e.party.context.id: score(e.party, on="own") for e in engines[0].places.values()}
     if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
         assert s["accuracy"]["per_client"] == pytest.approx([float(found["accuracy"]) for found in each.values()])
     assert s["chance"] == pytest.approx(np.mean([float(found["chance"]) for found in each.values()]))
@@ -161,12 +161,15 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
 def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     """Only a coarse number leaves, however loud the model is."""
     party = build_party(for_nodes(build(run(method="local"), PrivateData())), 0, PrivateData(rows=disk["0"])).party
-    exact, messages = (found["loss"] for found in (predictions(party, on="own"), score(party, on="own")))
+    judged: Any = score(party, on="own")
+    exact, messages = predictions(party, on="own")["loss"], judged["loss"]
     assert messages != exact and messages.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
     party.params = {name: 1e6 * value for name, value in party.params.items()}
-    assert predictions(party, on="own")["loss"] > 10 == score(party, on="own")["loss"]
+    judged = score(party, on="own")
+    assert predictions(party, on="own")["loss"] > 10 == judged["loss"]
     party.params = {name: 1e38 * torch.sign(value) for name, value in party.params.items()}
-    assert score(party, on="own")["accuracy"] <= 1
+    judged = score(party, on="own")
+    assert judged["accuracy"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -293,7 +296,7 @@ def test_a_score_that_cannot_be_is_left_out(
 ) -> None:
     lies = {1: wrong}
     lying = lambda party, **how: {**score(party, **how), **lies.get(party.context.id, {})}
-    monkeypatch.setitem(EVALUATIONS, "score", lying)  # type: ignore[arg-type]
+    monkeypatch.setitem(EVALUATIONS, "score", lying)
     federation(PrivateData())
     found = execute(run(method="local", params={})).summary
     assert found["accuracy"]["clients"] == [0, 2]

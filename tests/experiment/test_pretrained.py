@@ -19,13 +19,14 @@ import fedloom
 from fedloom import models
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError, ModelError, warn_once
+from fedloom.core.paths import write_atomically
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan import pretrained, pretraining
+from fedloom.experiment.plan import pretrained, pretraining, weights
 from fedloom.experiment.plan.build import build, data_of, pretrained_of
-from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.pretrained import training_of
 from fedloom.experiment.plan.pretraining import Training, moved, train
 from fedloom.experiment.plan.reading import check
-from fedloom.experiment.run import weights
 from fedloom.experiment.run.session import fingerprint
 from fedloom.methods import find
 from fedloom.models.rescaled import Rescaled
@@ -42,8 +43,8 @@ def a_training(model: str = "mlp", name: str = "digits", **settings: Any) -> Tra
     """Of a model on the rows that a run's server has."""
     run = check({"run": {"method": "fedavg", "data": {"name": name, "clients": 2, "server_rows": 60}}}).run
     dataset, shares = data_of(run)
-    settings = {"norm": None, "epochs": 4, "lr": 0.05, "batch_size": 16, "seed": 0, **settings}
-    return Training(dataset, shares.server, model, **settings)
+    usual: dict[str, Any] = {"norm": None, "epochs": 4, "lr": 0.05, "batch_size": 16, "seed": 0}
+    return Training(dataset, shares.server, model, **usual | settings)
 
 
 def quietly(*_: Any) -> None:
@@ -64,7 +65,7 @@ def file(tmp_path: Path) -> Path:
     run = a_run(model="mlp", epochs=2)
     dataset, shares = data_of(run)
     path = tmp_path / "server.safetensors"
-    train(run.pretrained.training(dataset, shares.server, "cpu"), path, quietly)
+    train(training_of(run.pretrained, dataset, shares.server, "cpu"), path, quietly)
     return path
 
 
@@ -121,7 +122,7 @@ def test_what_another_training_left_half_done_is_begun_anew(tmp_path: Path, capl
 
 def test_of_what_is_half_sound_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, file = tmp_path / "whole.safetensors", tmp_path / "x.safetensors"
-    write = pretraining.write_atomically
+    write = write_atomically
 
     def lose_momentum(part: Path, content: bytes) -> None:
         tree: Any = message.decode(content)
@@ -180,13 +181,13 @@ def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, capl
     caplog.set_level(logging.INFO, "fedloom.pretraining")
     built = [build(a_run(seed, model="mlp", epochs=20)) for seed in (0, 1)]
     assert not own_cache.exists()  # nobody has asked for it yet
-    first, second, again = (w.server.context.teacher() for w in (*built, built[0]))  # type: ignore[union-attr]
+    first, second, again = (w.server.context.teacher() for w in (*built, built[0]))
     assert len(list(own_cache.glob("*.safetensors"))) == 1
     assert sum("pretraining mlp" in r.message for r in caplog.records) == 1
     for other in (second, again):
         assert all(torch.equal(p, q) for p, q in zip(first.parameters(), other.parameters(), strict=True))
     assert not first.training and not any(p.requires_grad for p in first.parameters())
-    rows = built[0].server.context.rows  # type: ignore[union-attr]
+    rows = built[0].server.context.rows
     x, y = rows.every, rows.y(torch.arange(len(rows)))
     assert (first(x).argmax(1) == y).float().mean() > 0.5
 
@@ -216,7 +217,12 @@ def test_unless_a_number_is_named_its_server_has_a_quarter_of_the_rows(training:
 
 
 def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(own_cache: Path) -> None:
-    settings = {"rounds": 1, "data": {"clients": 2}, "models": {"pool": ["linear"]}, "evaluate": {"points": 1}}
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "data": {"clients": 2},
+        "models": {"pool": ["linear"]},
+        "evaluate": {"points": 1},
+    }
     fedloom.run("augfl", params={"lam": 0.0}, **settings)
     assert not own_cache.exists()
     fedloom.run("fedlp", **settings)
@@ -224,7 +230,7 @@ def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(own
 
 
 def test_a_kept_model_that_is_damaged_is_trained_again(own_cache: Path) -> None:
-    context = build(a_run(model="mlp", epochs=2)).server.context  # type: ignore[union-attr]
+    context = build(a_run(model="mlp", epochs=2)).server.context
     before = context.teacher()
     (kept,) = own_cache.glob("*.safetensors")
     whole = kept.read_bytes()
@@ -272,8 +278,8 @@ def test_clients_of_a_method_that_hands_it_out_know_the_architecture_alone(
     method = find("fedavg")
     monkeypatch.setattr(RunConfig, "resolve", lambda self: (_with_encoder(method), method.configure(), 1))
     built = build(a_run(file=str(file)))
-    own = built.server.context.teacher().state_dict()  # type: ignore[union-attr]
-    encoders = [client().context.encoder() for client in built.clients]  # type: ignore[misc]
+    own = built.server.context.teacher().state_dict()
+    encoders = [client().context.encoder() for client in built.clients]
     first = encoders[0].state_dict()
     assert {k: v.shape for k, v in first.items()} == {k: v.shape for k, v in own.items()}
     assert not any(torch.equal(first[k], own[k]) for k in own if k.endswith("weight"))
@@ -287,14 +293,14 @@ def _with_encoder(method: Any) -> Any:
 
 def test_a_method_that_hands_it_out_needs_one() -> None:
     with pytest.raises(ConfigError, match=r"^pretrained: fedavg needs a pretrained model.*pretrained\.model=resnet8x4"):
-        PretrainedConfig().check(_with_encoder(find("fedavg")), server=10)
+        PretrainedConfig().check(_with_encoder(find("fedavg")), server=True)
 
 
 def test_a_run_with_another_model_is_another_run(tmp_path: Path, file: Path) -> None:
     before = fingerprint(build(a_run(file=str(file))))
     assert fingerprint(build(a_run(file=str(file)))) == before
     dataset, shares = data_of(a_run())
-    training = a_run(model="mlp", epochs=3).pretrained.training(dataset, shares.server, "cpu")
+    training = training_of(a_run(model="mlp", epochs=3).pretrained, dataset, shares.server, "cpu")
     train(training, file, quietly)
     assert fingerprint(build(a_run(file=str(file)))) != before
 
@@ -360,7 +366,7 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
     with pytest.raises(ConfigError, match=r"does not name its network: set pretrained\.model"):
         build(a_run(file=str(plain)))
     built = [build(a_run(file=str(plain), model="resnet8", norm="batch")) for _ in range(2)]
-    found = built[0].server.context.teacher()  # type: ignore[union-attr]
+    found = built[0].server.context.teacher()
     assert all(torch.equal(p, q) for p, q in zip(found.parameters(), net.parameters(), strict=True))
     assert [r.message for r in caplog.records if "are unknown" in r.message] == [
         f"pretrained: the training data of {plain} are unknown: they may include client or test rows"
@@ -431,7 +437,7 @@ def test_a_file_that_does_not_fit_is_refused_before_any_work(change: Any, why: s
 
 def test_altered_weights_are_refused_when_they_are_read(file: Path) -> None:
     changed(file, lambda t, m: t["head.bias"].add_(1))
-    context = build(a_run(file=str(file))).server.context  # type: ignore[union-attr]
+    context = build(a_run(file=str(file))).server.context
     with pytest.raises(CheckpointError, match="is damaged"):
         context.teacher()
 
@@ -441,7 +447,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors = models.build("mlp", (1, 8, 8), 10, seed=0).state_dict()
     tensors["head.bias"][2] = float("nan")
     save_file(tensors, plain)
-    context = build(a_run(file=str(plain), model="mlp")).server.context  # type: ignore[union-attr]
+    context = build(a_run(file=str(plain), model="mlp")).server.context
     with pytest.raises(CheckpointError, match=r"non-finite values in head\.bias"):
         context.teacher()
 
@@ -575,5 +581,5 @@ def test_a_published_model_is_made_when_it_is_asked_for(
     monkeypatch.setattr("fedloom.models.external.build", published)
     built = build(a_run(server=0, model="hf:some/vit"))
     assert not calls and "the training data of hf:some/vit are unknown" in caplog.text
-    built.server.context.teacher()  # type: ignore[union-attr]
+    built.server.context.teacher()
     assert calls == [(("hf:some/vit", (1, 8, 8), 10, (8.0,), (8.0,)), None)]

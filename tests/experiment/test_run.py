@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom.core import paths
 from fedloom.core.context import PublicSet
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, MethodError, ModelError
 from fedloom.engines import LocalEngine
@@ -234,14 +235,14 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_an_atomic_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
-    checkpoint.write_atomically(path, b"old")
+    paths.write_atomically(path, b"old")
 
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        checkpoint.write_atomically(path, b"new and longer")
+        paths.write_atomically(path, b"new and longer")
     assert path.read_bytes() == b"old"
 
 
@@ -301,7 +302,7 @@ def test_tables_work_too(data: str) -> None:
 
 def test_a_client_with_another_public_set_is_refused() -> None:
     run_plan = build(small())
-    contexts = [make.args[1] for make in run_plan.clients]  # type: ignore[attr-defined]
+    contexts = [make.args[1] for make in run_plan.clients]
     other = PublicSet(contexts[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
     parties = [run_plan.method.client(run_plan.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
     with pytest.raises(DataError, match=r"client-1 holds different public rows: their digest is 0123456789abcdef…"):
@@ -340,7 +341,12 @@ def test_a_client_that_diverges_ends_no_run(tmp_path: Path) -> None:
 
 
 def test_a_comparison_by_its_name_from_python() -> None:
-    changes = {"iterations": 5, "models": {"pool": ["linear"]}, "data": {"clients": 3}, "evaluate": {"points": 1}}
+    changes: dict[str, Any] = {
+        "iterations": 5,
+        "models": {"pool": ["linear"]},
+        "data": {"clients": 3},
+        "evaluate": {"points": 1},
+    }
     found = fedloom.compare("quickstart", seeds=[4], **changes)
     assert [(m["name"], m["seeds"]) for m in found["methods"]] == [("fedal", [4]), ("fedmd", [4]), ("local", [4])]
     with pytest.raises(ConfigError, match="quickstart is a comparison"):

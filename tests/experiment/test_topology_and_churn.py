@@ -187,7 +187,7 @@ def test_a_bad_file_of_links_is_reported_with_its_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=text):
             build(RunConfig(**{**SMALL, "topology": {"kind": "edges", "file": str(links)}}))
     links.write_text("\ufeff0,1\n")  # as spreadsheets write it
-    assert build(run(topology={"kind": "edges", "file": str(links)})).graph[:3] == ((1,), (0,), ())  # type: ignore[index]
+    assert build(run(topology={"kind": "edges", "file": str(links)})).graph[:3] == ((1,), (0,), ())
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_method_that_averages_weights_begins_with_one_network(page: str) -> No
     for pool, name in ((None, "cnn-small"), (["mlp"], "mlp"), (["linear", "linear"], "linear")):
         plan = build(run(method=page, models={"pool": pool} if pool else {}))
         assert plan.architectures == (name,) * 6
-        first = plan.server.params  # type: ignore[union-attr]
+        first = plan.server.params
         assert all(p.keys() == first.keys() for p in weights(plan))
         assert all(torch.equal(p[k], first[k]) for p in weights(plan) for k in first)
     table = build(run(method=page, data={"name": "wine", "clients": 2, "public_rows": 10}, models={}))

@@ -21,9 +21,10 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.message import leaves
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build, data_of
-from fedloom.experiment.plan.pretrained import PretrainedConfig
+from fedloom.experiment.plan.pretrained import training_of
 from fedloom.experiment.plan.pretraining import train
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.compare import summarize
@@ -193,7 +194,7 @@ def test_an_unseen_client_keeps_its_state_and_gets_no_message(page: str, churn: 
             called.append(tuple(parties))
             return call(parties, *arguments, **more)
 
-        session.fed.call = noted  # type: ignore[method-assign]
+        session.fed.call = noted  # type: ignore[assignment]  # a stand-in that takes anything
         look()
         session.go(look, lambda: False)
     for i in engine.ids:
@@ -217,11 +218,11 @@ def test_unseen_peers_are_asked_by_nobody() -> None:
 
 def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
     plan = build(run(page, {"server_rows": 300}))
-    shares = plan.data.split  # type: ignore[attr-defined]
+    shares = plan.data.split
     assert plan.server is not None
     held = plan.server.context.data
     assert held is not None and held.index.tolist() == shares.server.tolist() and len(held) == 300
-    assert held.y(torch.arange(5)).tolist() == plan.data.dataset.y[shares.server[:5]].tolist()  # type: ignore[attr-defined]
+    assert held.y(torch.arange(5)).tolist() == plan.data.dataset.y[shares.server[:5]].tolist()
     for make in plan.clients:
         context = make().context
         for rows in (context.rows, *context.tests.values()):
@@ -233,10 +234,10 @@ def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
 def test_columns_are_scaled_by_the_server_s_rows_for_every_seed(page: str) -> None:
     data = {"name": "wine", "clients": 2, "unseen": 0.5, "server_rows": 40, "options": {"rows": 10}}
     plans = [build(run(page, data, seed=seed)) for seed in (0, 1)]
-    shift = [plan.data.dataset.shift for plan in plans]  # type: ignore[attr-defined]
-    own = plans[0].data.split.server  # type: ignore[attr-defined]
-    assert np.array_equal(*shift)
-    assert shift[0] == pytest.approx(plans[0].data.dataset.x[own].mean(0), rel=1e-5)  # type: ignore[attr-defined]
+    shift = [plan.data.dataset.shift for plan in plans]
+    own = plans[0].data.split.server
+    assert np.array_equal(shift[0], shift[1])
+    assert shift[0] == pytest.approx(plans[0].data.dataset.x[own].mean(0), rel=1e-5)
 
 
 # -- what is measured ----------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def test_evaluation_modes_are_measured_over_the_unseen_and_over_the_others(page:
     assert summary["own_chances"]["unseen"] == pytest.approx(most[[*plan.unseen]].mean())
     assert summary["own_chances"]["training"] == pytest.approx(most[[*plan.training]].mean())
     held = json.loads((tmp_path / "a" / "partition.json").read_text())
-    numbers = plan.data.split.server.astype("<i8")  # type: ignore[attr-defined]
+    numbers = plan.data.split.server.astype("<i8")
     assert held["unseen"] == list(plan.unseen) and held["server"] == 100
     assert held["server_sha256"] == hashlib.sha256(numbers.tobytes()).hexdigest()
 
@@ -490,7 +491,7 @@ def test_results_say_which_pretrained_model_it_was(page: str, tmp_path: Path, mo
     assert html.unescape(text).count(f"The server's {messages}; its digest starts with {first['digest'][:12]}.") == 1
     file, (dataset, shares) = tmp_path / "own.safetensors", data_of(config)
     other = {"model": "mlp", "epochs": 1}
-    train(PretrainedConfig(**other).training(dataset, shares.server, "cpu"), file, lambda *_: None)
+    train(training_of(PretrainedConfig(**other), dataset, shares.server, "cpu"), file, lambda *_: None)
     config = run(page, {"server_rows": 100}, pretrained={"file": str(file)}, name="other")
     second = execute(config, tmp_path / "b").summary["pretrained"]
     assert second == {"digest": build(config).pretrained, "model": "mlp", "norm": "none", "file": str(file)}

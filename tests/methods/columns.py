@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.engine import Failure
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves, map_tensors
 from fedloom.core.method import Method
-from fedloom.engines import Engine, IsolatedEngine, LocalEngine
+from fedloom.engines import IsolatedEngine, LocalEngine
 
 FEATURES, CLASSES, WIDTH, TESTED = 5, 3, 4, 25
 
@@ -73,6 +74,7 @@ class Columns:
         preset: of the method, with `params` over it.
         relabel: changes the active party's labels.
         make: the parties' networks.
+        means: how means are taken.
 
     Attributes:
         heard: every message so far, as it was handed over.
@@ -92,6 +94,7 @@ class Columns:
         preset: str = "recommended",
         relabel: Callable[[Tensor], Tensor] = lambda y: y,
         make: Callable[[int], nn.Module] = extractor,
+        means: Aggregator = MEAN,
         **params: Any,
     ) -> None:
         self.method = method
@@ -102,6 +105,7 @@ class Columns:
         labels[every[0].index[:aligned]] = relabel(y)
         first = every[0]
         shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
+        shared["aggregator"] = means
         own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
         assert method.server is not None
         self.active: Any = method.server(self.cfg, ClientContext(id=0, data=own, **shared))
@@ -117,8 +121,9 @@ class Columns:
         ]
         builders = [partial(method.client, self.cfg, context) for context in self.contexts]
         engine: type[Any] = IsolatedEngine if isolated else LocalEngine
-        self.engine: Engine = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
-        self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,))
+        self.engine: Any = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
+        how: dict[str, Any] = {"aggregator": means, "means": method.client.MEANS}
+        self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,), **how)
         self.heard: list[Heard] = []
         self._listen()
 
@@ -126,7 +131,7 @@ class Columns:
         call = self.engine.call
 
         def listen(ids: Any, method: Any, shared: Any, each: Any, number: Any) -> Any:
-            puts = {i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids}
+            puts: dict[int, Any] = {i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids}
             replies = call(ids, method, shared, each, number)
             self.heard += [
                 Heard(self.fed.round, i, method, puts[i], r if isinstance(r, Failure) else map_tensors(Tensor.clone, r))
@@ -134,11 +139,11 @@ class Columns:
             ]
             return replies
 
-        self.engine.call = listen  # type: ignore[method-assign]
+        self.engine.call = listen
 
     def party(self, m: int) -> Any:
         """Party m itself."""
-        return self.engine._parties[m]  # type: ignore[attr-defined]
+        return self.engine._parties[m]
 
     def run(self, rounds: int = 1, start: int = 0, present: Sequence[int] | None = None) -> Columns:
         for t in range(start, start + rounds):

@@ -203,7 +203,7 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
     peers = [copy.deepcopy(toy.party(i)) for i in range(n)]
     expected = []
     for i, peer in enumerate(peers):
-        f = peer.friends
+        f = peer.neighbours
         coreset = [j for j in range(n) if j != i and f["p"][j] >= f["theta"]]
         coreset = coreset or [int(torch.where(f["near"], f["p"], -1.0).argmax())]
         body = {k: v.clone() for k, v in steps.shared_weights(peer).items()}
@@ -222,8 +222,8 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
     for i, (weights, p, theta_) in enumerate(expected):
         for k, v in toy.party(i).params.items():
             assert torch.allclose(v, weights[k], atol=2e-6), (i, k)
-        assert torch.allclose(toy.party(i).friends["p"], p, atol=1e-5)
-        assert float(toy.party(i).friends["theta"]) == pytest.approx(float(theta_), abs=1e-5)
+        assert torch.allclose(toy.party(i).neighbours["p"], p, atol=1e-5)
+        assert float(toy.party(i).neighbours["theta"]) == pytest.approx(float(theta_), abs=1e-5)
 
 
 def test_serving_leaves_a_peer_bit_for_bit_as_it_was_and_begins_from_the_asking_peer_s_body() -> None:
@@ -360,11 +360,11 @@ def test_anchored_proxies_do_not_change_and_are_exchanged_once() -> None:
 
 def test_an_anchored_peer_that_joins_later_is_compared_then() -> None:
     toy = Toy(AFIND_PLUS, 4, **PLAIN, threshold="anchored", mode="cheap").run(2, present=[0, 1, 2])
-    assert toy.party(0).friends["met"].tolist() == [False, True, True, False]
+    assert toy.party(0).neighbours["met"].tolist() == [False, True, True, False]
     toy.run(1, start=2)
-    assert toy.party(0).friends["met"].tolist() == [False, True, True, True]
+    assert toy.party(0).neighbours["met"].tolist() == [False, True, True, True]
     whole = Toy(AFIND_PLUS, 4, **PLAIN, threshold="anchored", mode="cheap").run(1)
-    assert torch.equal(toy.party(0).friends["cosines"], whole.party(0).friends["cosines"])
+    assert torch.equal(toy.party(0).neighbours["cosines"], whole.party(0).neighbours["cosines"])
 
 
 @pytest.mark.parametrize("mode", ["faithful", "cheap"])
@@ -448,7 +448,7 @@ def test_bytes_of_a_pair_are_two_bodies_and_a_proxy() -> None:
 def test_an_empty_coreset(policy: str, expected: list[int]) -> None:
     peer = Toy(AFIND_PLUS, 4, empty_coreset=policy).party(0)
     p = torch.tensor([0.0, 0.3, 0.4, 0.3], dtype=torch.float64)
-    peer.friends = {**peer.friends, "p": p, "theta": torch.tensor(0.9, dtype=torch.float64)}
+    peer.neighbours = {**peer.neighbours, "p": p, "theta": torch.tensor(0.9, dtype=torch.float64)}
     here = torch.ones(4, dtype=torch.bool)
     assert peer.choose(here=here, open=False).nonzero().flatten().tolist() == expected
     assert peer.choose(here=here, open=True).nonzero().flatten().tolist() == [1, 2, 3]
@@ -481,7 +481,7 @@ def test_rounds_finish_and_p_stays_whole_when_answers_are_missing(mode: str) -> 
     toy = Toy(AFIND_PLUS, 6, faults=faults, **PLAIN, mode=mode).run(8)
     assert len(toy.fed.failures) > 20
     for i in range(6):
-        assert float(toy.party(i).friends["p"].sum()) == pytest.approx(1, abs=1e-6)
+        assert float(toy.party(i).neighbours["p"].sum()) == pytest.approx(1, abs=1e-6)
         assert all(v.isfinite().all() for v in toy.party(i).params.values())
 
 
@@ -491,7 +491,7 @@ def test_peers_leave_and_join_during_a_run() -> None:
     assert state_sha256([("4", Toy(AFIND_PLUS, 5, **PLAIN, explore_every=3).party(4).state())]) == idle
     toy.run(2, start=2, present=[1, 2, 3, 4])  # 0 leaves, 4 comes
     for i in (1, 2, 3):
-        p = toy.party(i).friends["p"]
+        p = toy.party(i).neighbours["p"]
         assert float(p.sum()) == pytest.approx(1, abs=1e-6) and p[0] == 0 and p[4] > 0
     spoken = {pair for e in toy.fed.ledger for pair in toy.fed.ledger.pairs if e.round >= 2}
     assert ("peer-4", "peer-1") in spoken
@@ -511,7 +511,7 @@ def test_other_numbers_for_the_peers_change_nothing() -> None:
     for i in range(4):
         for k, v in b.party(i).params.items():
             assert torch.allclose(v, a.party(order[i]).params[k], atol=1e-5), k
-        assert torch.allclose(b.party(i).friends["p"], a.party(order[i]).friends["p"][order], atol=1e-4)
+        assert torch.allclose(b.party(i).neighbours["p"], a.party(order[i]).neighbours["p"][order], atol=1e-4)
 
 
 # -- privacy -------------------------------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ def test_noise_on_the_proxy_is_clipped_sized_and_accounted_for() -> None:
     noise = torch.cat([peer.probe(t=0, asked=asked, by=torch.tensor(i))["phi"] - clean for i in range(40)])
     rows_ = min(30, len(peer.data))
     assert float(noise.std()) == pytest.approx(2.0 * 0.01 / rows_, rel=0.05)
-    assert int(peer.friends["sent"]) == 40
+    assert int(peer.neighbours["sent"]) == 40
     assert "epsilon of phi" not in peer.take_notes()  # its choice of neighbours compares a φ without noise
 
 

@@ -21,9 +21,11 @@ from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.core.message import Tree
 from fedloom.core.method import Method
+from fedloom.core.page import epoch_plan, sample_plan
 from fedloom.core.party import Party
 from fedloom.methods import steps
 from fedloom.methods.meta import augfl, crd
+from fedloom.methods.meta.steps import hvp_by_difference, meta_gradient
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 AUGFL, KD_ONLY, CE_ONLY, LOCAL_ONLY = (methods.find(n) for n in ("augfl", "kd-only", "server-ce-only", "local-only"))
@@ -150,7 +152,7 @@ def test_rounds_are_optimistic_gradient_descent(params: dict[str, Any]) -> None:
     rate = 1 / (N * 0.7) if "rho" in params else 0.2
     theta, last = theta_of(toy), torch.zeros(D, dtype=torch.float64)
     for t in range(6):
-        now = sum(w * meta(p, theta, 0.1) for w, p in zip(shares(toy), toy.client_contexts, strict=True))
+        now: Any = sum(w * meta(p, theta, 0.1) for w, p in zip(shares(toy), toy.client_contexts, strict=True))
         theta, last = theta - rate * (2 * now - last + 0.3 * 2 * (theta - KNOWN)), now
         toy.run(1, start=t)
         assert torch.allclose(theta_of(toy), theta, atol=1e-13, rtol=0)
@@ -225,7 +227,7 @@ TEACHER = partial(common, 0, width=12)
 
 def bent(_: int = 0) -> nn.Module:
     """The common network with a smooth activation, on which differences of gradients mean something."""
-    module = common()
+    module: Any = common()
     module.body[1] = nn.ELU()
     return module
 
@@ -287,9 +289,11 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
     rng = np.random.default_rng(3)
     v = {k: torch.from_numpy(rng.normal(size=w.shape)) for k, w in weights.items()}
     x, y, _ = client_context.support
-    _, want = torch.func.jvp(
-        torch.func.grad(lambda w: loss(double, w, x.double(), y)), (weights,), (v,)
-    )  # forward over reverse
+
+    def of(w: dict[str, Tensor]) -> Tensor:
+        return loss(double, w, x.double(), y)
+
+    want: Any = torch.func.jvp(torch.func.grad(of), (weights,), (v,))[1]  # forward over reverse
     at = {k: w.float() for k, w in weights.items()}
     value, gradient, product = party.curvature_at(
         at, partial(steps.weighted_cross_entropy, party), *client_context.support
@@ -301,7 +305,7 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
     assert torch.allclose(value.double(), loss(double, weights, x.double(), y), atol=1e-6)
     again = party.gradient_at(at, partial(steps.weighted_cross_entropy, party), *client_context.support)[1]
     assert all(torch.equal(gradient[k], again[k]) for k in gradient)
-    apart = steps.hvp_by_difference(party, at, {k: x.float() for k, x in v.items()}, 1e-2, unit=False)
+    apart = hvp_by_difference(party, at, {k: x.float() for k, x in v.items()}, 1e-2, unit=False)
     off = torch.cat([(apart[k].double() - want[k]).flatten() for k in want]).norm()
     assert 1e-9 < float(off / length) < 1e-2
 
@@ -310,7 +314,7 @@ def test_first_order_leaves_the_hessian_out() -> None:
     client_context = contexts(1, make=common)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     weights, module = dict(party.params), common()
-    found = steps.meta_gradient(party, weights, "first_order", 0.0)
+    found = meta_gradient(party, weights, "first_order", 0.0)
     (xs, ys, _), (xq, yq, _) = client_context.support, client_context.query
     inner = torch.func.grad(lambda w: loss(module, w, xs, ys))(weights)
     phi = {k: w - party.cfg.alpha * inner[k] for k, w in weights.items()}
@@ -322,7 +326,7 @@ def test_where_the_gradient_is_0_a_difference_along_its_direction_is_too() -> No
     client_context = contexts(1, make=common)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     nothing = {k: torch.zeros_like(w) for k, w in party.params.items()}
-    found = steps.hvp_by_difference(party, dict(party.params), nothing, 1e-2, unit=True)
+    found = hvp_by_difference(party, dict(party.params), nothing, 1e-2, unit=True)
     assert not any(x.any() for x in found.values())
 
 
@@ -427,11 +431,11 @@ def test_the_whole_bank_gives_what_drawing_every_stranger_once_gives() -> None:
     rng = torch.Generator().manual_seed(0)
     scores, y = torch.rand(3, 12, generator=rng) + 0.1, torch.arange(12) % 3
     which = torch.tensor([4, 7, 0])
-    strangers = y[which][:, None] != y
-    found = crd.contrast(scores.log(), which, strangers, 8)
-    drawn = [torch.nonzero(row)[:, 0].tolist() for row in strangers]
+    negative_rows = y[which][:, None] != y
+    found = crd.contrast(scores.log(), which, negative_rows, 8)
+    drawn = [torch.nonzero(row)[:, 0].tolist() for row in negative_rows]
     assert torch.allclose(found, crd_by_drawing(scores, which, drawn, 8), atol=1e-5)
-    twice = crd.contrast(scores.log(), which, strangers, 16)  # N draws from 8 strangers: each twice
+    twice = crd.contrast(scores.log(), which, negative_rows, 16)  # N draws from 8 negative_rows: each twice
     assert torch.allclose(twice, crd_by_drawing(scores, which, [2 * d for d in drawn], 16), atol=1e-5)
 
 
@@ -456,17 +460,26 @@ def test_distillation_brings_the_features_of_a_row_together() -> None:
 
 def test_one_step_of_all_terms_equals_the_formulas() -> None:
     """(13) with the gradient of R_h by hand: one batch of all rows."""
-    params = {"crd": 0.5, "kl": 0.3, "ce": 0.7, "l2": 0.01, "lam": 2.0, "meta_lr": 0.1, "server_batch_size": 40}
-    data, teacher = rows(40, 5), common(width=8)
+    params: dict[str, Any] = {
+        "crd": 0.5,
+        "kl": 0.3,
+        "ce": 0.7,
+        "l2": 0.01,
+        "lam": 2.0,
+        "meta_lr": 0.1,
+        "server_batch_size": 40,
+    }
+    teacher: Any = common(width=8)
+    data = rows(40, 5)
     with torch.no_grad():
         for p in teacher.parameters():
             p.add_(0.3)
     toy = Toy(KD_ONLY, server_side={"data": data, "pretrained": lambda: teacher}, crd_negatives=64, crd_dim=6, **params)
     server: Any = toy.server
     start = {k: w.clone() for k, w in server.theta.items()}
-    order = augfl.sample_plan(server.stream("knowledge transfer", 0), 40, 1, 40)[0]
+    order = sample_plan(server.stream("knowledge transfer", 0), 40, 1, 40)[0]
     toy.run(1)
-    module = common()
+    module: Any = common()
     x, y = data.x(order), data.y(order)
     theta = dict(module.named_parameters())
     features, logits = module.features(x), module(x)
@@ -479,16 +492,16 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
             teacher.features(x) @ maps["teacher"]["weight"].T + maps["teacher"]["bias"], dim=-1
         ).detach(),
     }
-    strangers = y[:, None] != data.y(torch.arange(40))
+    negative_rows = y[:, None] != data.y(torch.arange(40))
     total = 0.7 * F.cross_entropy(logits, y)
     soft = F.softmax(teacher(x).detach() / 4, -1)
     total = total + 0.3 * 16 * F.kl_div(F.log_softmax(logits / 4, -1), soft, reduction="batchmean")
     total = total + 0.01 * sum((theta[k] - p.detach()).square().sum() for k, p in teacher.named_parameters())
     for who, other in (("student", "teacher"), ("teacher", "student")):
         e = torch.exp(seen[who] @ state["banks"][other].T / 0.07)
-        z = torch.cat([e[strangers], e.gather(1, order[:, None])[:, 0]]).mean() * 40
+        z = torch.cat([e[negative_rows], e.gather(1, order[:, None])[:, 0]]).mean() * 40
         total = total + 0.5 * crd_by_drawing(
-            e / z.detach(), order, [torch.nonzero(row)[:, 0].tolist() for row in strangers], 64, each=True
+            e / z.detach(), order, [torch.nonzero(row)[:, 0].tolist() for row in negative_rows], 64, each=True
         )
     total.backward()
     for k, p in theta.items():
@@ -520,7 +533,7 @@ def test_a_pass_over_all_rows_is_the_mean_of_its_batches() -> None:
     server: Any = toy.server
     start, data, module = dict(server.theta), rows(40, 5), common()
     start = {k: w.clone() for k, w in start.items()}
-    order = augfl.epoch_plan(server.stream("knowledge transfer", 0), 40, 1, 16)
+    order = epoch_plan(server.stream("knowledge transfer", 0), 40, 1, 16)
     assert order.shape == (3, 16)
     toy.run(1)
     torch.stack([F.cross_entropy(module(data.x(b)), data.y(b)) for b in order]).mean().backward()
@@ -551,7 +564,7 @@ def test_batched_clients_give_what_one_after_the_other_gives_with_halves_of_all_
             for toy in (loop, many)
         ]
         for one, other in zip(*looks, strict=True):
-            assert torch.equal(one["predicted"], other["predicted"])  # type: ignore[call-overload, index]
+            assert torch.equal(one["predicted"], other["predicted"])
 
 
 def test_adaptation_is_full_batch_descent_on_the_support_half_and_leaves_no_trace() -> None:
@@ -559,7 +572,7 @@ def test_adaptation_is_full_batch_descent_on_the_support_half_and_leaves_no_trac
     assert toy.server is not None
     before = toy.tensors()
     party, client_context = toy.party(1), toy.client_contexts[1]
-    weights, module = {k: w.clone() for k, w in toy.server.theta.items()}, common()  # type: ignore[attr-defined]
+    weights, module = {k: w.clone() for k, w in toy.server.theta.items()}, common()
     x, y, _ = client_context.support
     for _ in range(5):
         slope = torch.func.grad(lambda w: loss(module, w, x, y))(weights)
@@ -615,7 +628,7 @@ def test_without_its_server_s_help_any_network_will_do() -> None:
 
 def test_answers_that_are_not_finite_are_refused_in_words() -> None:
     def broken() -> nn.Module:
-        module = TEACHER()
+        module: Any = TEACHER()
         torch.nn.init.constant_(module.body[0].weight, torch.nan)
         return module
 
@@ -625,14 +638,14 @@ def test_answers_that_are_not_finite_are_refused_in_words() -> None:
 
 def test_frozen_weights_take_no_part() -> None:
     def frozen(_: int = 0) -> nn.Module:
-        module = common()
+        module: Any = common()
         module.body[0].weight.requires_grad_(False)
         return module
 
     toy = helped(make=frozen)
     toy.fed.param_shapes = {k: p for k, p in toy.fed.param_shapes.items() if k in toy.party(0).params}
     toy.run(2)
-    assert not toy.fed.failures and "body.0.weight" not in toy.server.broadcast()  # type: ignore[union-attr]
+    assert not toy.fed.failures and "body.0.weight" not in toy.server.broadcast()
 
 
 class Unsaid(Faults):
@@ -661,10 +674,10 @@ def test_points_without_clients_send_nothing() -> None:
     for method in (KD_ONLY, CE_ONLY, LOCAL_ONLY):
         toy = helped(method)
         before = toy.server.broadcast() if toy.server else {}
-        before = {k: w.clone() for k, w in before.items()}  # type: ignore[union-attr]
+        before = {k: w.clone() for k, w in before.items()}
         toy.run(3)
         assert toy.server is not None
-        moved = any(not torch.equal(before[k], w) for k, w in toy.server.theta.items())  # type: ignore[attr-defined, arg-type]
+        moved = any(not torch.equal(before[k], w) for k, w in toy.server.theta.items())
         assert not list(toy.fed.ledger)
         assert moved is (method is not LOCAL_ONLY)
 
@@ -681,8 +694,8 @@ def test_it_learns_and_the_class_count_is_four() -> None:
             {"on": "test", "eval_mode": eval_mode, "broadcast": toy.server.broadcast()},
             None,
             None,
-        )  # type: ignore[union-attr]
-        return float(np.mean([(r["predicted"] == y).float().mean() for r in replies]))  # type: ignore[call-overload, index]
+        )
+        return float(np.mean([(r["predicted"] == y).float().mean() for r in replies]))
 
     before = accuracy("1 step")
     toy.run(60)

@@ -189,9 +189,9 @@ def test_a_teacher_receives_nothing_and_is_fitted_once() -> None:
 def test_before_its_first_fit_it_knows_nothing() -> None:
     party = FedALBlackBox(FEDAL.configure(), boxed({0: "forest"}, 1)[0])
     reply = predictions(party, on="test")
-    assert torch.allclose(reply["loss"], torch.tensor(float(np.log(CLASSES))))  # type: ignore[arg-type]
+    assert torch.allclose(reply["loss"], torch.tensor(float(np.log(CLASSES))))
     party.local_train(t=0)
-    assert predictions(party, on="test")["loss"] < reply["loss"]  # type: ignore[operator]
+    assert predictions(party, on="test")["loss"] < reply["loss"]
 
 
 def test_without_a_black_box_or_public_rows_an_error_says_what_is_missing() -> None:
@@ -291,8 +291,8 @@ def test_one_that_fails_only_at_the_evaluation_ends_no_run() -> None:
     assert not party.take_notes()
     party.local_train(t=0)
     reply = predictions(party, on="test")
-    assert reply["predicted"].tolist() == [0] * 50  # type: ignore[union-attr]
-    assert float(reply["loss"]) == pytest.approx(np.log(CLASSES))  # type: ignore[arg-type]
+    assert reply["predicted"].tolist() == [0] * 50
+    assert float(reply["loss"]) == pytest.approx(np.log(CLASSES))
     (note,) = party.take_notes()
     assert note in party.cfg.warnings
 
@@ -327,14 +327,14 @@ def test_boxes_and_networks_teach_each_other() -> None:
     """Each holds two of four classes; together all learn the others'."""
     client_contexts = boxed({1: "forest", 2: "boosting", 3: "knn"}, 6, refit_every=20)
     for i, client_context in enumerate(client_contexts):
-        few = client_context.rows.index[(client_context.rows.labels[client_context.rows.index] // 2) == i % 2]  # type: ignore[index]
+        few = client_context.rows.index[(client_context.rows.labels[client_context.rows.index] // 2) == i % 2]
         client_contexts[i] = replace(client_context, data=replace(client_context.rows, index=few))
     found = {}
     for method in (LOCAL, FEDMD):
         toy = Toy(method, client_contexts=client_contexts, batch_size=16, lr=0.02).run(60 if method is FEDMD else 12)
         y = client_contexts[0].tests["test"].y(torch.arange(50))
         replies = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
-        found[method.name] = [float((r["predicted"] == y).float().mean()) for r in replies]  # type: ignore[call-overload, index]
+        found[method.name] = [float((r["predicted"] == y).float().mean()) for r in replies]
     gains = np.array(found["fedmd"]) - np.array(found["local"])
     assert gains.min() > 0 and gains.mean() > 0.15, found
 
@@ -405,12 +405,12 @@ def test_a_federation_whose_clients_are_all_black_boxes() -> None:
 
 def test_clients_draw_black_boxes_as_networks_and_the_rest_stays_as_it_was() -> None:
     small = build(run())
-    mixed = {a: small.clients[i].args[1] for i, a in enumerate(small.architectures)}  # type: ignore[attr-defined]
+    mixed = {a: small.clients[i].args[1] for i, a in enumerate(small.architectures)}
     assert mixed["forest"].black_box is not None and mixed["forest"].network is None and mixed["mlp"].black_box is None
     same = build(run(models={"pool": ["linear", "cnn-small", "mlp"]}))
     i = small.architectures.index("mlp")
-    weights = [w.clients[i]().state()["params"] for w in (small, same)]
-    assert all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())  # type: ignore[index, union-attr, call-overload]
+    weights = [w.clients[i]().params for w in (small, same)]
+    assert all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())
     with start(small) as there:
         assert {there.name(i).partition("-")[0] for i in there.ids} == {"client"}
         assert len(state_sha256((str(i), s) for i, s in there.digests().items())) == 64

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import fedloom.methods
+from fedloom.core.engine import run_task
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.party import Party
 from fedloom.engines import local
@@ -21,10 +22,10 @@ from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
 from tests.engines.test_every_method import run_of
 
-CLASSES = {c for m in registry().values() for c in (m.client, m.black_box) if c is not None}
+CLASSES: set[type[Party[Any]]] = {c for m in registry().values() for c in (m.client, m.black_box) if c is not None}
 LOOKS = {*EVALUATIONS, "public_digest"}
-SERVER, PEERS = {"call": 1, "choose_peers": 1}, {"ask", "answer"}
-"""Where a round names a method: by position in `fed.call` and `fed.choose_peers`, by name in `fed.exchange`."""
+SERVER, PEERS = {"call": 1, "mean": 1, "means": 1, "choose_peers": 1}, {"ask", "answer"}
+"""Where a round names a method: by position in `fed.call` and the like, by name in `fed.exchange`."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry()},
     "boxes in fedal": ("fedal", {"models": {"pool": ["knn"]}}),
@@ -56,7 +57,9 @@ def named() -> Iterator[tuple[bool, str]]:
                     given = [(k.arg, k.value) for k in node.keywords if k.arg]
             elif isinstance(node, ast.Dict):  # of arguments for two exchanges
                 given = [
-                    (k.value, v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)
+                    (str(k.value), v)
+                    for k, v in zip(node.keys, node.values, strict=True)
+                    if isinstance(k, ast.Constant)
                 ]
             for word, value in given:
                 if word in PEERS or word == "take":
@@ -71,9 +74,14 @@ def test_the_pages_name_what_their_rounds_call_and_nothing_else() -> None:
     assert asked == {name for c in CLASSES for name in c.TO_PEERS}
 
 
-@pytest.mark.parametrize(
-    "party", sorted(CLASSES, key=lambda c: (c.__module__, c.__name__)), ids=lambda c: f"{c.__module__}.{c.__name__}"
-)
+def full_name(party: type[Party[Any]]) -> str:
+    return f"{party.__module__}.{party.__name__}"
+
+
+IN_ORDER: list[type[Party[Any]]] = sorted(CLASSES, key=full_name)
+
+
+@pytest.mark.parametrize("party", IN_ORDER, ids=full_name)
 def test_what_a_class_names_is_its_own(party: type[Party[Any]]) -> None:
     names = (*party.CALLS, *party.TO_PEERS)
     assert party.CALLS and len(set(names)) == len(names)
@@ -88,7 +96,8 @@ def test_what_a_class_names_is_its_own(party: type[Party[Any]]) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_calls_nothing_else(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, used = local.run_task, set()
+    used: set[tuple[Any, str]] = set()
+    work = run_task
 
     def watched(party: Party[Any], task: Any, *rest: Any) -> Any:
         used.add((type(party), task.method))

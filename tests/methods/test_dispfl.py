@@ -232,7 +232,7 @@ def test_what_is_outside_of_the_mask_is_exactly_0_always(name: str, personal_hea
             assert all((peer.params[k][~m] == 0).all() for k, m in peer.mask.items())
             assert all(not torch.equal(peer.params[k], v) for k, v in before.items())
         notes = toy.engine.notes()
-        assert all((notes[i].get("updated mask entries", 0) > 0) == (t < 3) for i in range(4))  # type: ignore[operator]
+        assert all((notes[i].get("updated mask entries", 0) > 0) == (t < 3) for i in range(4))
     assert all(not torch.equal(m, toy.party(i).mask[k]) for i in range(4) for k, m in first[i].items())
 
 
@@ -249,7 +249,7 @@ def test_at_density_1_it_is_gossip(personal_head: bool, anneal: float) -> None:
 def test_the_gradient_for_the_mask_leaves_the_statistics_alone() -> None:
     def normed(_: int = 0) -> nn.Module:
         plain = deep()
-        plain.body.insert(1, nn.BatchNorm1d(12))  # type: ignore[operator,union-attr]
+        plain.body.insert(1, nn.BatchNorm1d(12))  # type: ignore[operator]
         return plain
 
     peer = Toy(DISPFL, 2, make=normed, **SMALL).party(0)

@@ -104,7 +104,7 @@ def test_the_stronger_the_pull_the_nearer_the_models() -> None:
     apart = []
     for lam in (0.0, 1.0, 10.0):
         toy = Toy(DITTO, 4, lam=lam, batch_size=8, lr=0.05, momentum=0.0).run(5)
-        apart.append(sum(n["distance to the shared model"] for n in toy.engine.notes().values()))  # type: ignore[misc]
+        apart.append(sum(n["distance to the shared model"] for n in toy.engine.notes().values()))
     assert apart[0] > 1.5 * apart[1] > 1.5**2 * apart[2]
 
 
@@ -146,4 +146,4 @@ def test_afind_s_mean_is_weighed_by_loss() -> None:
     toy = Toy(find("ditto-afind"), 4, batch_size=8)
     toy.run(1)
     rows_ = [n["mixing"] for n in toy.engine.notes().values()]
-    assert all(len(set(row)) > 1 for row in rows_)  # type: ignore[arg-type]
+    assert all(len(set(row)) > 1 for row in rows_)

@@ -86,13 +86,13 @@ def test_people_outside_of_the_aligned_rows_are_refused() -> None:
     toy = lacking(Columns(SPLIT, incomplete="mix"), some(30, 3))
     call = toy.engine.call
 
-    def wrong(ids, method, shared, each, number):  # type: ignore[no-untyped-def]
+    def wrong(ids, method, shared, each, number):
         replies = call(ids, method, shared, each, number)
         if method == "embed_mixed":
             replies[1]["people"][0] = 30
         return replies
 
-    toy.engine.call = wrong  # type: ignore[method-assign]
+    toy.engine.call = wrong
     toy.run(1)
     assert {f.reason for f in toy.fed.failures} >= {"refused"} and not any(
         h.method == "update_mixed" for h in toy.heard

@@ -1,6 +1,7 @@
 """The example pages against their algorithms, written by hand in plain PyTorch."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ def scaffold_by_hand(toy: Toy, steps: int, lr: float, rounds: int) -> tuple[Weig
     zero = {k: torch.zeros_like(v) for k, v in x0.items()}
     c, own = zero, [zero] * len(toy.client_contexts)
     for t in range(rounds):
-        ends, controls = [], []
+        ends: list[dict[str, Any]] = []
+        controls = []
         for context, c_i in zip(toy.client_contexts, own, strict=True):
             w = x0
             for x, y in context.batches(t, steps=steps, size=8):

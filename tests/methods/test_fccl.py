@@ -217,7 +217,7 @@ def test_the_pretrained_model_has_its_own_statistics() -> None:
 
 
 def test_without_any_weight_it_is_local() -> None:
-    off = {"pretrain_steps": 0, "inter": 0.0, "intra": 0.0, "correlation": 0.0}
+    off: dict[str, Any] = {"pretrain_steps": 0, "inter": 0.0, "intra": 0.0, "correlation": 0.0}
     toy = Toy(FCCL, tau=3, batch_size=8, **off).run(3)
     local = Toy(LOCAL, tau=3, batch_size=8).run(3).tensors()
     assert equal(toy.tensors(), {k: v for k, v in local.items() if not k.startswith("server")})
@@ -237,7 +237,15 @@ def test_without_pretraining_there_is_no_pretrained_model() -> None:
 
 @pytest.mark.parametrize("term", ["inter", "intra"])
 def test_each_memory_holds_a_client_back(term: str) -> None:
-    how = {"tau": 6, "batch_size": 8, "pretrain_steps": 20, "lr": 0.02, "correlation": 0.0, "inter": 0.0, "intra": 0.0}
+    how: dict[str, Any] = {
+        "tau": 6,
+        "batch_size": 8,
+        "pretrain_steps": 20,
+        "lr": 0.02,
+        "correlation": 0.0,
+        "inter": 0.0,
+        "intra": 0.0,
+    }
     start = Toy(FCCL, **how)
     free, held = Toy(FCCL, **how).run(2).tensors(), Toy(FCCL, **{**how, term: 20.0}).run(2).tensors()
     start.run(0)
@@ -287,7 +295,7 @@ def test_the_server_receives_nothing_but_logits() -> None:
 
 @pytest.mark.parametrize(("coding", "up", "down"), [("float16", 2 * 4, 2 * 4), ("int8", 4 + 4, 4 + 4), ("top-k", 8, 8)])
 def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, up: int, down: int) -> None:
-    more = {"top_k": 2} if coding == "top-k" else {}
+    more: dict[str, Any] = {"top_k": 2} if coding == "top-k" else {}
     toy = Toy(FCCL, 3, tau=2, coding=coding, **more, **SMALL).run(2)
     assert toy.fed.ledger.received("server") == up * 8 * 3 * 2 * 2
     assert toy.fed.ledger.sent("server") == down * 8 * 3 * 2 * 2

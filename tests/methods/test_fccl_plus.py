@@ -199,7 +199,7 @@ def test_likeness_has_no_gradient_in_the_logits_and_correlation_none_in_the_feat
     out = client.forward(public_batch(client, 0, 0))
     mean = {"logits": torch.randn(8, CLASSES), "cosines": torch.rand(8, 7)}
     for name, part in (("similarity", 0), ("correlation", 1)):
-        alone = toy(**{name: 0.0}).party(0)
+        alone = toy(**dict[str, Any]({name: 0.0})).party(0)
         left = {k: v for k, v in mean.items() if (k == "logits") == (name == "similarity")}
         gradient, _ = torch.func.grad(alone.transfer_loss, has_aux=True)(out, left)
         assert parted(gradient, CLASSES)[part].abs().max() == 0
@@ -207,7 +207,7 @@ def test_likeness_has_no_gradient_in_the_logits_and_correlation_none_in_the_feat
 
 
 def test_the_memory_holds_a_client_back() -> None:
-    how = {"tau": 6, "lr": 0.02, "correlation": 0.0, "similarity": 0.0}
+    how: dict[str, Any] = {"tau": 6, "lr": 0.02, "correlation": 0.0, "similarity": 0.0}
     begun = toy(**how).tensors()
     moved = []
     for inter in (20.0, 0.0):
@@ -274,7 +274,7 @@ def test_the_server_receives_nothing_but_logits_and_cosines() -> None:
 
 @pytest.mark.parametrize("off", ["correlation", "similarity"])
 def test_what_has_no_weight_does_not_cross(off: str) -> None:
-    at = toy(**{off: 0.0}).run(2)
+    at = toy(**dict[str, Any]({off: 0.0})).run(2)
     width = 7 if off == "correlation" else CLASSES
     assert at.fed.ledger.received("server") == 2 * 8 * width * 4 * 3 * 2
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
+from fedloom.core.aggregate import Combined
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
@@ -54,7 +55,7 @@ def apart(i: int) -> Rows:
 def test_the_gradient_is_that_of_the_loss(average: str) -> None:
     client = FDClient(FDConfig(gamma=0.7, average=average), contexts(1)[0])
     means = rand(CLASSES, CLASSES, seed=2) if average == "logits" else rand(CLASSES, CLASSES, seed=2).softmax(-1)
-    client.heard = {"means": means, "known": torch.tensor([True, False, True, True])}
+    client.received = {"means": means, "known": torch.tensor([True, False, True, True])}
     f, y = rand(9, CLASSES).requires_grad_(), torch.arange(9) % CLASSES
     targets = means.softmax(-1) if average == "logits" else means
     pull = torch.stack([-(targets[k] * f[row].log_softmax(-1)).sum() for row, k in enumerate(y.tolist()) if k != 1])
@@ -69,7 +70,8 @@ def test_each_receives_the_mean_of_those_others_that_have_a_class() -> None:
         10 + n: {"means": means[n], "present": torch.tensor([k in classes for k in range(CLASSES)])}
         for n, classes in enumerate(have)
     }
-    taught = FDServer(FDConfig(), ClientContext(id=0, classes=CLASSES)).teach(replies)
+    server = FDServer(FDConfig(), ClientContext(id=0, classes=CLASSES))
+    taught = server.teach(Combined({}, None, tuple(replies), replies))
     assert list(taught) == list(replies)
     for n in range(4):
         for k in range(CLASSES):
@@ -82,7 +84,7 @@ def test_each_receives_the_mean_of_those_others_that_have_a_class() -> None:
 def test_who_alone_has_a_class_has_no_target_for_it_and_gives_one() -> None:
     t = Toy(FD, client_contexts=contexts(3, data=few), batch_size=16).run(1)
     for i in range(3):
-        known = t.party(i).heard["known"].tolist()
+        known = t.party(i).received["known"].tolist()
         assert known == [k != i + 1 for k in range(CLASSES)]
 
 
@@ -93,7 +95,7 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: 
     """All clients' networks after this many rounds."""
     networks = [client_context.build() for client_context in client_contexts]
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in networks]
-    heard: list[dict[int, Tensor]] = [{} for _ in client_contexts]
+    received: list[dict[int, Tensor]] = [{} for _ in client_contexts]
     for t in range(rounds):
         sent = []
         for n, client_context in enumerate(client_contexts):
@@ -104,8 +106,8 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: 
                 for row, k in enumerate(y.tolist()):
                     answer = f[row] if average == "logits" else f[row].softmax(-1)
                     said.setdefault(k, []).append(answer.detach())
-                    if k in heard[n]:
-                        target = heard[n][k].softmax(-1) if average == "logits" else heard[n][k]
+                    if k in received[n]:
+                        target = received[n][k].softmax(-1) if average == "logits" else received[n][k]
                         loss = loss + gamma * F.cross_entropy(f[row], target) / len(y)
                 optimizers[n].zero_grad()
                 loss.backward()
@@ -114,7 +116,7 @@ def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: 
         for n in range(len(client_contexts)):
             others = [s for m, s in enumerate(sent) if m != n]
             classes = {k for s in others for k in s}
-            heard[n] = {k: torch.stack([s[k] for s in others if k in s]).mean(0) for k in classes}
+            received[n] = {k: torch.stack([s[k] for s in others if k in s]).mean(0) for k in classes}
     return networks
 
 
@@ -158,7 +160,7 @@ def test_the_others_answers_pull() -> None:
                 t.client_contexts[i].rows.every,
                 t.client_contexts[i].rows.y(torch.arange(len(t.client_contexts[i].rows))),
             )
-            target = t.party(i).heard["means"].softmax(-1)[y]
+            target = t.party(i).received["means"].softmax(-1)[y]
             found.append(float(F.kl_div(t.party(i).infer(x).log_softmax(-1), target, reduction="batchmean")))
         return sum(found)
 
@@ -186,9 +188,9 @@ def test_the_server_receives_means_by_class_and_nothing_else() -> None:
 
 def test_who_is_away_keeps_what_it_received() -> None:
     t = Toy(FD, 4, batch_size=8).run(1)
-    before, start = {k: v.clone() for k, v in t.party(3).heard.items()}, t.tensors()
+    before, start = {k: v.clone() for k, v in t.party(3).received.items()}, t.tensors()
     t.run(1, start=1, present=[0, 1, 2])
-    assert equal(before, t.party(3).heard)
+    assert equal(before, t.party(3).received)
     changed = {k.split(".")[0] for k, v in t.tensors().items() if not torch.equal(v, start[k])}
     assert changed == {"0", "1", "2"}
 
@@ -196,7 +198,7 @@ def test_who_is_away_keeps_what_it_received() -> None:
 def test_one_client_alone_receives_nothing() -> None:
     t = Toy(FD, 1, batch_size=8).run(2)
     assert {f.reason for f in t.fed.failures} == {"fewer than 2 replies"}
-    assert not t.party(0).heard["known"].any() and not t.fed.ledger.sent("server")
+    assert not t.party(0).received["known"].any() and not t.fed.ledger.sent("server")
 
 
 def test_a_nan_client_is_kept_out_of_the_means() -> None:
@@ -225,8 +227,8 @@ def test_huge_answers_leave_everybody_finite_and_learning(
 
     monkeypatch.setattr(FDClient, "update", update)
     t = Toy(FD, 4, batch_size=8, average=average).run(1)
-    heard = t.party(3).heard["means"]
-    assert torch.isfinite(heard).all() and (average == "logits" or ((heard >= 0).all() and (heard <= 1).all()))
+    received = t.party(3).received["means"]
+    assert torch.isfinite(received).all() and (average == "logits" or ((received >= 0).all() and (received <= 1).all()))
     t.run(1, start=1)
     before = t.tensors()
     after = t.run(1, start=2).tensors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,25 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
-from fedloom.methods.distillation.fedal import FedALClient, FedALConfig, FedALServer, author_loss, judge, target_of
+from fedloom.methods.distillation import fedal
+from fedloom.methods.distillation.fedal import (
+    FedALClient,
+    FedALConfig,
+    FedALServer,
+    author_loss,
+    averaged,
+    target_of,
+)
 from fedloom.methods.distillation.steps import mean_of_others
-from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
+from tests.toy import CLASSES, FEATURES, Toy, combined, contexts, equal, network, rows
 
 FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fedmd-lf", "local"))
+
+
+def judge(owner: Any, logits: Mapping[int, Any], t: int, i: int) -> tuple[Any, dict[int, dict[str, Any]]]:
+    """Lines 12-16 on these answers."""
+    found = combined(logits, read=lambda n, sent: averaged(owner.cfg, owner.cfg.decode(sent, CLASSES)))
+    return fedal.judge(owner, found, t, i)
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -145,7 +160,7 @@ def test_identical_clients_leave_the_discriminator_at_chance_and_gradients_cance
     author = torch.arange(5).repeat_interleave(16)
     excess = author_loss(owner, same.repeat(5, 1), author).item() - math.log(5)
     assert 0 <= excess < 1e-5
-    total = sum(g["gradient"] for g in gradients.values())
+    total: Any = sum(g["gradient"] for g in gradients.values())
     assert total.abs().max() < 1e-4
 
 
@@ -177,16 +192,17 @@ def test_one_round_of_one_client_by_hand() -> None:
     """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its gradients."""
     toy = Toy(FEDAL, 3, client_contexts=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
     start = {k: v.clone() for k, v in toy.tensors().items()}
-    context = toy.engine._parties[0].context  # type: ignore[attr-defined]
+    context = toy.engine._parties[0].context
     w, b = start["0.weight"].double().numpy(), start["0.bias"].double().numpy()
-    x, y = (a[0].double().numpy() for a in _batch(toy.engine._parties[0]))  # type: ignore[attr-defined]
+    x, y = (a[0].double().numpy() for a in _batch(toy.engine._parties[0]))
 
     def softmax(z: np.ndarray) -> np.ndarray:
         e = np.exp(z - z.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
 
     def adam(value: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
-        m = v = 0.0
+        m: Any = 0.0
+        v: Any = 0.0
         for k, g in enumerate(grads, 1):
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
             value = value - 1e-3 * (m / (1 - 0.9**k)) / (np.sqrt(v / (1 - 0.999**k)) + 1e-8)
@@ -371,7 +387,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
     client_contexts = contexts(4)
     toy = Toy(FEDMD, client_contexts=client_contexts, batch_size=8)
-    sick = toy.engine._parties[3]  # type: ignore[attr-defined]
+    sick = toy.engine._parties[3]
     with torch.no_grad():
         sick.net.flat.fill_(float("nan"))
     toy.run(2)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
+from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.context import ClientContext
-from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
+from fedloom.protect.aggregators import Robust
+from fedloom.protect.robust import Rule
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 FEDAVG, FEDAVG_FT = (methods.find(n) for n in ("fedavg", "fedavg-ft"))
@@ -192,30 +194,25 @@ def test_any_module_will_do_where_all_is_shared() -> None:
     assert not toy.fed.failures and toy.fed.ledger.sent("server") == 4 * 4 * sum(p.numel() for p in plain.parameters())
 
 
-def liar(robust: str, lie: str) -> Toy:
+def liar(how: Aggregator, lie: str) -> Toy:
     """Three rounds of seven clients with like data, of which one lies in every reply."""
     faults = Faults(liars=(2,), lie=lie)
-    return Toy(FEDAVG, 7, faults=faults, epochs=2, batch_size=8, lr=0.05, robust=robust).run(3)
+    return Toy(FEDAVG, 7, faults=faults, epochs=2, batch_size=8, lr=0.05, means=how).run(3)
 
 
 @pytest.mark.parametrize("lie", ["flip", "huge"])
-@pytest.mark.parametrize("robust", ["clip", "median", "trimmed", "krum", "multikrum", "centered"])
-def test_a_robust_rule_keeps_a_liar_from_the_weights(robust: str, lie: str) -> None:
+@pytest.mark.parametrize("rule", ["clip", "median", "trimmed", "krum", "multikrum", "centered"])
+def test_a_robust_rule_keeps_a_liar_from_the_weights(rule: Rule, lie: str) -> None:
     """The server's weights stay as near to those of an honest run as the honest clients' are to each other."""
-    toy, honest = liar(robust, lie), Toy(FEDAVG, 7, epochs=2, batch_size=8, lr=0.05).run(3)
+    toy, honest = liar(Robust(rule), lie), Toy(FEDAVG, 7, epochs=2, batch_size=8, lr=0.05).run(3)
     assert toy.server is not None and honest.server is not None
     moved = max(float((honest.server.weights[k] - v).abs().max()) for k, v in initial().items())
     apart = max(float((toy.server.weights[k] - v).abs().max()) for k, v in honest.server.weights.items())
     assert apart < 2 * moved
-    plain = liar("none", "huge").server
+    plain = liar(MEAN, "huge").server
     assert plain is not None and max(float(v.abs().max()) for v in plain.weights.values()) > 1e4
 
 
-def test_a_rule_with_too_few_participants_is_refused() -> None:
-    with pytest.raises(MethodError, match=r"'krum' with robust_f = 1 needs 5 participants in a round, not 4"):
-        Toy(FEDAVG, 4, robust="krum").run(1)
-
-
 def test_a_round_with_too_few_replies_changes_nothing() -> None:
-    toy = Toy(FEDAVG, 5, faults=Faults(dropout=1.0), robust="krum").run(1)
+    toy = Toy(FEDAVG, 5, faults=Faults(dropout=1.0), means=Robust("krum")).run(1)
     assert toy.server is not None and close(toy.server.weights, initial(), 0.0)

@@ -29,7 +29,10 @@ class ByHand(nn.Module):
 
     def __init__(self, weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         super().__init__()
-        whole = common()
+        whole: Any = common()
+        self.body: Any
+        self.head: Any
+        self.head_g: Any
         self.body, self.head, self.head_g = whole.body, whole.head, copy.deepcopy(whole.head)
         self.policy = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.LayerNorm(2 * WIDTH), nn.ReLU())
         self.body.load_state_dict({k[len("network.body.") :]: p for k, p in weights.items() if "body" in k})
@@ -99,7 +102,8 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float = 1e-6) -> boo
 def test_two_rounds_are_those_written_by_hand(lam: float) -> None:
     t = toy(lam=lam)
     assert t.server is not None
-    weights, own = dict(t.server.weights), [{} for _ in t.client_contexts]
+    weights = dict(t.server.weights)
+    own: list[dict[str, Tensor]] = [{} for _ in t.client_contexts]
     for number in range(2):
         sent = []
         for i, client_context in enumerate(t.client_contexts):
@@ -119,7 +123,7 @@ def test_two_rounds_are_those_written_by_hand(lam: float) -> None:
 
 def test_a_term_of_the_loss_more_gives_another_result() -> None:
     weights = [toy(lam=lam).run(1).server.weights["network.body.0.weight"] for lam in (0.0, 5.0)]
-    assert not torch.allclose(*weights, atol=1e-4)
+    assert not torch.allclose(weights[0], weights[1], atol=1e-4)
 
 
 def test_the_global_head_of_a_client_stays_as_it_came() -> None:
@@ -202,7 +206,8 @@ def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched
             (F.cross_entropy(client(h, v), y) + 5.0 * mmd(h, h_g)).backward()
             with torch.no_grad():
                 for p in client.parameters():
-                    p -= 0.1 * (0 if p.grad is None else p.grad)
+                    if p.grad is not None:
+                        p.sub_(0.1 * p.grad)
         test = client_context.tests["test"]
         expected = client(client.body(test.every), client.context())
         words = {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()}

@@ -70,7 +70,7 @@ class ByHand:
         for g in range(len(self.makers)):
             mine = [i for i, other in enumerate(GROUPS) if other == g]
             rows = sum(len(self.client_contexts[i].rows) for i in mine)
-            sent = {i: floats(self.clients[i]) for i in mine}
+            sent: Any = {i: floats(self.clients[i]) for i in mine}
             self.models[g] = {
                 k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine) for k in sent[mine[0]]
             }

@@ -76,7 +76,7 @@ def test_draws_are_different_and_at_most_all() -> None:
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_three_rounds_by_hand(personal_head: bool) -> None:
     """Losses, their memory, responsibilities, shares, weights of rows, and mixed models, from trained weights."""
-    settings = {"neighbours": 2, "loss_momentum": 0.4, "personal_head": personal_head, **TRAINING}
+    settings: dict[str, Any] = {"neighbours": 2, "loss_momentum": 0.4, "personal_head": personal_head, **TRAINING}
     toy, m = Toy(FEDERICO, 5, **settings), 5
     shares = np.full((m, m), 1 / m)
     losses: list[dict[int, np.ndarray]] = [{} for _ in range(m)]
@@ -89,7 +89,7 @@ def test_three_rounds_by_hand(personal_head: bool) -> None:
         toy.run(1, start=t)
         notes = toy.engine.notes()
         for i in range(m):
-            took = [j for j in range(m) if j != i and notes[i]["mixing"][j] > 0]  # type: ignore[index]
+            took = [j for j in range(m) if j != i and notes[i]["mixing"][j] > 0]
             own = {k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head}
             for j in (i, *took):
                 new = row_losses({**trained[j], **own}, toy.party(i).data)
@@ -103,7 +103,7 @@ def test_three_rounds_by_hand(personal_head: bool) -> None:
             assert len(took) == 2
             assert np.allclose(notes[i]["mixing"], mixing, atol=1e-6)
             assert np.allclose(pi(toy)[i], shares[i], atol=1e-6)
-            assert math.isclose(notes[i]["own weight in pi"], shares[i, i], abs_tol=1e-6)  # type: ignore[arg-type]
+            assert math.isclose(notes[i]["own weight in pi"], shares[i, i], abs_tol=1e-6)
             weights = toy.party(i).mixture["weights"].numpy()
             assert np.allclose(weights, r[known.index(i)] / r[known.index(i)].mean(), atol=1e-5)
             assert toy.party(i).mixture["known"].nonzero().flatten().tolist() == known
@@ -224,7 +224,7 @@ def test_the_coordinator_gets_no_number() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int) -> None:
-    settings = {"neighbours": 3, "personal_head": False, "epochs": 2, "batch_size": 40, "lr": 0.1}
+    settings: dict[str, Any] = {"neighbours": 3, "personal_head": False, "epochs": 2, "batch_size": 40, "lr": 0.1}
     toy = Toy(FEDERICO, client_contexts=planted(seed), **settings).run(25)
     shares = pi(toy)
     for i in range(8):
@@ -240,7 +240,7 @@ def test_planted_groups_are_found_and_learn(seed: int) -> None:
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
 def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
-    settings = {"neighbours": 2, "faults": faults, **TRAINING}
+    settings: dict[str, Any] = {"neighbours": 2, "faults": faults, **TRAINING}
     one, two = (Toy(FEDERICO, 5, isolated=isolated, **settings).run(5) for isolated in (False, True))
     assert equal(one.tensors(), two.tensors())
     assert one.engine.notes() == two.engine.notes()

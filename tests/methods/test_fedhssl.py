@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.engines import LocalEngine
 from fedloom.methods import find
 from fedloom.methods.vertical.fedhssl import CROSS, HEAD, LOCAL, TOP, FedHSSLConfig, top_means
 from fedloom.methods.vertical.steps import batch_indices, labels
@@ -84,16 +86,16 @@ def test_the_local_gradient_is_right_where_nothing_is_held_constant() -> None:
         torch.randn(6, party.data.pool.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(s))
         for s in (1, 2)
     ]
-    weight = module.local_projector[0].weight  # type: ignore[index,union-attr]
-    (exact,) = torch.autograd.grad(party._local_loss(*views), [weight])  # type: ignore[list-item]
+    weight = module.local_projector[0].weight  # type: ignore[index]
+    (exact,) = torch.autograd.grad(party._local_loss(*views), [weight])
     numeric, step = torch.zeros_like(exact), 1e-6
     with torch.no_grad():
         for i in range(exact.numel()):
             values = []
             for sign in (1, -1):
-                weight.view(-1)[i] += sign * step  # type: ignore[union-attr,operator]
+                weight.view(-1)[i] += sign * step
                 values.append(party._local_loss(*views))
-                weight.view(-1)[i] -= sign * step  # type: ignore[union-attr,operator]
+                weight.view(-1)[i] -= sign * step
             numeric.view(-1)[i] = (values[0] - values[1]) / (2 * step)
     assert torch.allclose(exact, numeric, atol=1e-7)
 
@@ -127,7 +129,7 @@ def test_the_first_party_learns_of_all_others_and_they_of_the_first() -> None:
             heard.update({m: how["each"][m]["others"] for m in parties})
         return call(parties, method, **how)
 
-    toy.fed.call = spied  # type: ignore[method-assign]
+    toy.fed.call = spied
     toy.run(1)
     assert torch.equal(heard[0], torch.stack(sent[1:]))
     assert all(torch.equal(heard[m], sent[0][None]) for m in (1, 2, 3))
@@ -153,7 +155,8 @@ def test_means_are_weighted_by_rows_among_tops_of_one_shape() -> None:
         m: {f"{HEAD}weight": torch.full((2, width), v), "local_projector.0.weight": torch.tensor([v])}
         for m, (width, v) in enumerate(zip(widths, values, strict=True))
     }
-    found = top_means(tops, rows, FedHSSLConfig())
+    replies = {m: {"top": top, "rows": torch.tensor(rows[m])} for m, top in tops.items()}
+    found: Any = top_means(Federation(LocalEngine([])), replies)
     for m, expected in enumerate((2.0, 2.0, 7.0)):
         assert all((v == expected).all() for v in found[m]["top"].values())
         assert found[m]["top"][f"{HEAD}weight"].shape == (2, widths[m])
@@ -263,7 +266,7 @@ def test_principal_components_are_sent_and_not_learned() -> None:
 
 
 def test_it_learns() -> None:
-    params = {"pretrain_rounds": 1, "steps": 10, "embedding_dim": 32, "epochs": 10}
+    params: dict[str, Any] = {"pretrain_rounds": 1, "steps": 10, "embedding_dim": 32, "epochs": 10}
     assert Vertical("fedhssl", **params).run(3).accuracy() > 0.6
     assert Vertical("fedhssl", "breast_cancer", **{**params, "epochs": 5}).run(3).accuracy() > 0.85
 

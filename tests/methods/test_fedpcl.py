@@ -75,7 +75,8 @@ def loss_by_hand(z: Tensor, y: Tensor, sets: dict[int, Prototypes], tau: float) 
 
 def features(x: Tensor) -> Tensor:
     with torch.no_grad():
-        return pretrained().eval().features(x)
+        network: Any = pretrained().eval()
+        return network.features(x)
 
 
 def project(weights: dict[str, Tensor], e: Tensor) -> Tensor:

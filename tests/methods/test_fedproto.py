@@ -13,7 +13,7 @@ from fedloom import methods
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import MethodError, ModelError
 from fedloom.core.faults import Faults
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.models.parts import Classifier
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
@@ -83,8 +83,8 @@ def test_two_rounds_are_those_written_by_hand(batched: bool, lam: float) -> None
     for k, c in known.items():
         assert torch.allclose(found["prototypes"][k], c, atol=1e-6)
     for i, network in enumerate(networks):
-        for k, p in network.named_parameters():
-            assert torch.allclose(t.party(i).params[f"network.{k}"], p, atol=1e-6)
+        for name, p in network.named_parameters():
+            assert torch.allclose(t.party(i).params[f"network.{name}"], p, atol=1e-6)
 
 
 def test_the_global_prototypes_matter_and_at_ld_0_training_is_local() -> None:
@@ -108,8 +108,9 @@ def test_networks_of_one_architecture_begin_as_they_were_given() -> None:
 
 
 def test_features_of_different_widths_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"some have 8 and some 9: choose networks"):
-        toy(make=lambda i: common(width=8 + i)).run(1)
+    """A run with such networks is refused before it starts."""
+    wider = toy(make=lambda i: common(width=8 + i)).run(1)
+    assert {f.reason for f in wider.fed.failures if f.party != "client-0"} == {"wrong shape"}
     late = toy(make=lambda i: common(width=8 + i // 2)).run(1, present=[0, 1])
     assert late.server is not None
     with pytest.raises(MethodError, match="some have 8 and some 9"):
@@ -160,7 +161,7 @@ def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) 
             with torch.no_grad():
                 for p in network.parameters():
                     assert p.grad is not None
-                    p -= 0.1 * p.grad
+                    p.sub_(0.1 * p.grad)
         f = network.features(t.client_contexts[3].tests["test"].every)
         distances = torch.cdist(f, known["prototypes"])[:, :3]
         expected = distances.argmin(-1) if who == "prototype" else network.head(f).argmax(-1)

@@ -24,7 +24,7 @@ from fedloom.methods.distillation.fedproto_public import (
     FedProtoPublicServer,
 )
 from fedloom.models.parts import Classifier
-from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal
+from tests.toy import CLASSES, FEATURES, Toy, combined, common, contexts, equal
 
 PROTO, LOCAL = methods.find("fedproto-public"), methods.find("local")
 WIDTH = 8
@@ -104,9 +104,9 @@ def test_the_first_transfer_step_in_numpy() -> None:
 
     t = toy(make=plain, lam=0.7)
     before = [params(t, i) for i in range(3)]
-    x = t.client_contexts[0].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
+    x = t.client_contexts[0].public.batches(0, 1, 8)[0]
     features = {i: t.party(i).embed(t=0, i=0) for i in range(3)}
-    t.party(0).align(t=0, i=0, n=3, mean=t.server.average(features))  # type: ignore[union-attr]
+    t.party(0).align(t=0, i=0, n=3, mean=combined(features, read=t.server.read).value)
     w = [b["network.body.weight"].double().numpy() for b in before]
     rows = x.double().numpy()
     apart = rows @ w[0].T - (rows @ w[1].T + rows @ w[2].T) / 2
@@ -139,7 +139,7 @@ def test_a_transfer_step_leaves_the_last_layer_and_its_moments_alone() -> None:
     for i in range(3):
         t.party(i).local_train(t=0)  # Adam now has momentum
     before, slots = params(t, 0), {k: v.clone() for k, v in t.party(0).opt.items()}
-    mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})  # type: ignore[union-attr]
+    mean = combined({i: t.party(i).embed(t=0, i=0) for i in range(3)}).value
     t.party(0).align(t=0, i=0, n=3, mean=mean)
     after = t.party(0).params
     assert all(torch.equal(v, after[k]) == k.startswith("network.head") for k, v in before.items())
@@ -162,8 +162,8 @@ def test_at_ld_0_it_is_local_training_and_nothing_crosses() -> None:
 
 def test_equal_clients_are_already_there() -> None:
     t = toy(make=lambda n: own(0), lam=5.0)
-    mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})  # type: ignore[union-attr]
-    client, x = t.party(1), t.client_contexts[1].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
+    mean = combined({i: t.party(i).embed(t=0, i=0) for i in range(3)}).value
+    client, x = t.party(1), t.client_contexts[1].public.batches(0, 1, 8)[0]
     value, gradient = client.gradient(client.distance, x, mean)
     assert float(value) < 1e-12 and max(float(g.abs().max()) for g in gradient.values()) < 1e-6
 
@@ -171,7 +171,7 @@ def test_equal_clients_are_already_there() -> None:
 def test_features_come_together() -> None:
     def last(lam: float) -> float:
         t = toy(4, lam=lam, lr=0.01, batch_size=16).run(25)
-        return sum(n["feature distance"] for n in t.engine.notes().values())  # type: ignore[misc]
+        return sum(n["feature distance"] for n in t.engine.notes().values())
 
     assert last(1.0) < 0.25 * last(1e-6)
 
@@ -268,7 +268,7 @@ def test_the_own_classifier_answers() -> None:
     module.load_state_dict(t.party(0).params)
     assert torch.equal(t.party(0).infer(x), module.network.head(module(x)))
     (found,) = t.engine.call([0], "predictions", {"on": "test"}, None, None)
-    assert torch.equal(found["predicted"], module.network.head(module(x)).argmax(-1))  # type: ignore[index, call-overload]
+    assert torch.equal(found["predicted"], module.network.head(module(x)).argmax(-1))
 
 
 def test_tau_is_fedmd_s_and_settings_out_of_range_are_refused() -> None:
@@ -333,7 +333,7 @@ def test_huge_features_neither_end_the_run_nor_freeze_the_others(
 def test_what_is_far_beyond_any_network_s_features_is_believed_up_to_a_bound() -> None:
     server, f = toy().server, torch.tensor([[3.0, -3e38]])
     assert isinstance(server, FedProtoPublicServer)
-    assert server.average({0: f, 1: f}).tolist() == [[3.0, -LARGEST]]
+    assert combined({0: f, 1: f}, read=server.read).value.tolist() == [[3.0, -LARGEST]]
 
 
 def test_faults_are_counted_and_poison_nothing() -> None:
@@ -361,11 +361,3 @@ def test_engines_agree_to_the_bit(feature_dim: int | None, norm: bool) -> None:
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
     assert loop.engine.notes() == strict.engine.notes()
-
-
-def test_the_server_s_mean_is_that_of_the_clients() -> None:
-    features = {n: torch.full((2, 3), float(n)) for n in (1, 2, 6)}
-    assert torch.equal(
-        FedProtoPublicServer(FedProtoPublicConfig(feature_dim=3), ClientContext(id=0)).average(features),
-        torch.full((2, 3), 3.0),
-    )

@@ -24,6 +24,7 @@ from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.engine import start
 from fedloom.experiment.run.evaluate import PartiesMissing
+from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.execute import execute
 from fedloom.methods.vertical import laser, steps
 from fedloom.methods.vertical.laser import draw_sets, present, subset_weights
@@ -102,7 +103,7 @@ def test_the_mean_over_all_draws_is_the_full_sum() -> None:
 
     full = sum(cost(s) / len(s) for k in range(3) for s in subsets([0, 1, 2]) if k in s)
     pairs = [[s for s in combinations(range(3), 2) if k in s] for k in range(3)]
-    draws = [
+    draws: list[Any] = [
         sum(
             cost((k,)) + comb(2, 1) / 2 * cost(pair) + comb(2, 2) / 3 * cost((0, 1, 2)) for k, pair in enumerate(chosen)
         )
@@ -251,7 +252,7 @@ def test_the_isolated_engine_gives_the_same_bits() -> None:
 
 def test_the_order_of_parties_changes_no_prediction() -> None:
     toy = lacking(Columns(LASER), some(30, 3), some(25, 3)).run(1)
-    parts = {m: contribution(toy.party(m), on="test") for m in toy.engine.ids}
+    parts: dict[int, Any] = {m: contribution(toy.party(m), on="test") for m in toy.engine.ids}
     assert torch.allclose(toy.active.decide(parts), toy.active.decide(dict(reversed(parts.items()))), atol=1e-6)
     assert torch.equal(parts[1][~some(25, 3)[:, 1]].abs().sum(), torch.tensor(0.0))
 
@@ -287,8 +288,10 @@ def test_it_learns_from_incomplete_rows(folders: tuple[Path, Any]) -> None:
 
 def test_any_of_the_folders_predict(folders: tuple[Path, Any]) -> None:
     from fedloom.data.sources import load_raw
+    from fedloom.data.tables import RawTable
 
     table = load_raw("breast_cancer")
+    assert isinstance(table, RawTable)
     columns, y = dict(table.columns), table.y
     parties = [load_party(folders[0] / f"party-{m}") for m in range(3)]
     active = load_active(folders[0] / "active")
@@ -322,7 +325,9 @@ def people_tested(toy: Columns) -> Tensor:
 
 
 @pytest.mark.parametrize("method", ["laser-vfl", "split"])
-def test_an_evaluation_continues_without_a_node_where_any_party_suffices(method: str) -> None:
+def test_an_evaluation_continues_without_a_node_where_any_party_suffices(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = {"method": method, "data": {"name": "wine", "clients": 3}, "columns": {"aligned": 60}}
     plan = build(check({"run": values}).run)
     with start(plan) as engine:
@@ -331,11 +336,11 @@ def test_an_evaluation_continues_without_a_node_where_any_party_suffices(method:
         def without(ids: Any, name: str, *rest: Any) -> list[Any]:
             return [Failure(UNREACHABLE) if i == 1 else r for i, r in zip(ids, call(ids, name, *rest), strict=True)]
 
-        engine.call = without  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(engine, "call", without)
         if method == "laser-vfl":
-            assert dict(m[:2] for m in plan.setting.evaluate(plan, engine))["accuracy mean"] > 0
-            assert plan.setting.min_nodes(plan, 2) == 1
+            assert dict(m[:2] for m in evaluation_of(plan).evaluate(plan, engine))["accuracy mean"] > 0
+            assert plan.planner.min_nodes(plan, 2) == 1
         else:
-            assert plan.setting.min_nodes(plan, 2) == 2
+            assert plan.planner.min_nodes(plan, 2) == 2
             with pytest.raises(PartiesMissing, match="party-1"):
-                [*plan.setting.evaluate(plan, engine)]
+                [*evaluation_of(plan).evaluate(plan, engine)]

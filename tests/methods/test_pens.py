@@ -1,8 +1,9 @@
-"""PENS: who is taken, who becomes a friend, and who is asked then."""
+"""PENS: who is taken, who is selected, and who is asked then."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,15 @@ from tests.methods.groups import accuracy, asked, mates, planted, received, row_
 from tests.toy import Toy, equal
 
 PENS, GOSSIP, ALONE = (methods.find(n) for n in ("pens", "gossip", "alone"))
-TRAINING = {"epochs": 2, "batch_size": 20, "lr": 0.05}
+TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 20, "lr": 0.05}
 
 
-def friends(toy: Toy) -> list[set[int]]:
-    return [set(toy.party(i).friends().nonzero().flatten().tolist()) for i in toy.engine.ids]
+def selected(toy: Toy) -> list[set[int]]:
+    return [set(toy.party(i).selected().nonzero().flatten().tolist()) for i in toy.engine.ids]
 
 
-def befriend(toy: Toy, whom: dict[int, list[int]]) -> None:
-    """Make friends by hand."""
+def select_by_hand(toy: Toy, whom: dict[int, list[int]]) -> None:
+    """Set the counts that select these peers."""
     for i, others in whom.items():
         party: PensPeer = toy.party(i)
         taken = torch.zeros_like(party.counts["taken"])
@@ -44,14 +45,14 @@ def test_the_lowest_losses_win_and_the_first_of_equals() -> None:
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
     """NumPy: losses of received bodies on own rows, the two lowest of three, the plain mean with one's own."""
-    common = {"personal_head": personal_head, **TRAINING}
+    common: dict[str, Any] = {"personal_head": personal_head, **TRAINING}
     trained = weights_of(Toy(ALONE, 6, **common).run(1))
     toy = Toy(PENS, 6, neighbours=3, top_m=2, **common)
     links = toy.fed.sample_peers(toy.engine.ids, 3, 0)
     toy.run(1)
     notes = toy.engine.notes()
     for i in range(6):
-        own = {k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head}
+        own: dict[str, Any] = {k: v for k, v in trained[i].items() if k.startswith("head.") and personal_head}
         losses = [row_losses({**trained[j], **own}, toy.party(i).data).mean() for j in links[i]]
         best = {links[i][n] for n in np.argsort(losses)[:2]}
         counts = toy.party(i).counts
@@ -74,17 +75,17 @@ def test_expected_counts_follow_how_many_answered() -> None:
     party.select(t=3, inbox={})
     assert np.allclose(party.counts["expected"], [0, 1 / 2 + 2 / 3 + 1, 1 / 2 + 2 / 3, 1 / 2, 1 / 2, 2 / 3])
     assert party.counts["taken"].tolist() == [0, 3, 2, 0, 0, 0]  # all are equal: the first ones
-    assert friends(toy)[0] == {1, 2}
+    assert selected(toy)[0] == {1, 2}
 
 
-def test_as_often_as_by_chance_is_no_friend() -> None:
+def test_as_often_as_by_chance_is_not_selected() -> None:
     party = Toy(PENS).party(0)
     tenths = torch.zeros(4, dtype=torch.float64)
     for _ in range(10):
         tenths += 3 / 10
     assert (3 - tenths != 0).all()  # sums of 3/10 are not exact
     party.counts = {"taken": torch.tensor([0.0, 3, 4, 2]).double(), "expected": tenths}
-    assert party.friends().tolist() == [False, False, True, False]
+    assert party.selected().tolist() == [False, False, True, False]
 
 
 def test_loss_rows_bounds_what_is_compared_on() -> None:
@@ -105,10 +106,10 @@ def test_loss_rows_bounds_what_is_compared_on() -> None:
 
 
 @pytest.mark.parametrize("top_m", [2, 5])
-def test_stage_1_that_takes_all_is_gossip_and_finds_no_friends(top_m: int) -> None:
+def test_stage_1_that_takes_all_is_gossip_and_selects_no_peers(top_m: int) -> None:
     pens = Toy(PENS, 5, neighbours=2, top_m=top_m, stage1_rounds=3, **TRAINING).run(3)
     assert equal(pens.tensors(), Toy(GOSSIP, 5, neighbours=2, **TRAINING).run(3).tensors())
-    assert friends(pens) == [set()] * 5
+    assert selected(pens) == [set()] * 5
 
 
 def test_without_neighbours_everybody_is_alone_in_both_stages() -> None:
@@ -117,9 +118,9 @@ def test_without_neighbours_everybody_is_alone_in_both_stages() -> None:
     assert not asked(pens)
 
 
-def test_stage_2_among_friends_with_everybody_is_gossip_with_all() -> None:
+def test_stage_2_among_selected_peers_with_everybody_is_gossip_with_all() -> None:
     pens, gossip = (Toy(m, 4, neighbours=None, **TRAINING) for m in (PENS, GOSSIP))
-    befriend(pens, {i: [j for j in range(4) if j != i] for i in range(4)})
+    select_by_hand(pens, {i: [j for j in range(4) if j != i] for i in range(4)})
     assert equal(pens.run(2, start=100).tensors(), gossip.run(2, start=100).tensors())
 
 
@@ -128,7 +129,7 @@ def test_stage_2_among_friends_with_everybody_is_gossip_with_all() -> None:
 
 def test_stage_2_asks_some_neighbours_that_are_present_and_nobody_else() -> None:
     toy = Toy(PENS, 6, neighbours=2, stage1_rounds=1)
-    befriend(toy, {0: [1, 2, 3, 5], 1: [4], 2: [0, 1]})
+    select_by_hand(toy, {0: [1, 2, 3, 5], 1: [4], 2: [0, 1]})
     toy.run(8, start=1, present=[0, 1, 2, 3, 5])
     notes, pairs = toy.engine.notes(), asked(toy)
     assert {whom for who, whom in pairs if who == 0} == {1, 2, 3, 5}
@@ -147,14 +148,14 @@ def test_only_neighbours_are_asked_in_both_stages() -> None:
     assert first == {(i, j): 5 for i in ring for j in ring[i]}
     toy.run(5, start=5)
     later = {p: n - first[p] for p, n in asked(toy).items() if n > first[p]}
-    assert later and later == {(i, j): 5 for i, found in enumerate(friends(toy)) for j in found}
+    assert later and later == {(i, j): 5 for i, found in enumerate(selected(toy)) for j in found}
     assert sum(later.values()) < sum(first.values())
 
 
 def test_a_mask_of_non_neighbours_leads_nowhere() -> None:
     """A peer that names whom it may not ask stops nobody's run."""
     toy = Toy(PENS, 4, graph={0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, neighbours=None, stage1_rounds=1)
-    befriend(toy, {0: [0, 1, 3]})
+    select_by_hand(toy, {0: [0, 1, 3]})
     toy.run(1, start=1)
     assert set(asked(toy)) == {(0, 1)}
 
@@ -172,9 +173,15 @@ def test_the_coordinator_gets_no_number() -> None:
 @pytest.mark.parametrize("personal_head", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> None:
-    settings = {"neighbours": 4, "personal_head": personal_head, "epochs": 2, "batch_size": 40, "lr": 0.1}
+    settings: dict[str, Any] = {
+        "neighbours": 4,
+        "personal_head": personal_head,
+        "epochs": 2,
+        "batch_size": 40,
+        "lr": 0.1,
+    }
     toy = Toy(PENS, client_contexts=planted(seed), top_m=2, stage1_rounds=20, **settings).run(20)
-    found, first = friends(toy), asked(toy)
+    found, first = selected(toy), asked(toy)
     assert all(mates(i) <= found[i] for i in range(8))
     assert sum(len(found[i] - mates(i)) for i in range(8)) <= 3
     toy.run(5, start=20)
@@ -190,7 +197,7 @@ def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> N
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
 def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
-    settings = {"neighbours": 3, "top_m": 1, "stage1_rounds": 4, "faults": faults, **TRAINING}
+    settings: dict[str, Any] = {"neighbours": 3, "top_m": 1, "stage1_rounds": 4, "faults": faults, **TRAINING}
     one, two = (Toy(PENS, 5, isolated=isolated, **settings).run(7) for isolated in (False, True))
     assert equal(one.tensors(), two.tensors())
     assert one.engine.notes() == two.engine.notes()

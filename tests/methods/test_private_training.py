@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +19,17 @@ from fedloom.methods import find, steps
 from fedloom.methods.averaging import private
 from fedloom.methods.averaging.fedavg import FEDAVG
 from fedloom.protect.accountant import Releases, epsilon
+from fedloom.protect.aggregators import Private
 from fedloom.protect.noise import Draws
 from tests.toy import Toy, common, contexts, rows
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch_size": 8, "lr": 0.1, "momentum": 0.0, "clients_per_round": None}
 BY_ROWS: dict[str, Any] = {"unit": "rows", "sigma": 1.5, "clip": 0.5}
-BY_CLIENTS: dict[str, Any] = {"unit": "clients", "sigma": 0.5, "clip": 0.2}
+
+
+def noisy(sigma: float, clip: float = 0.2) -> Private:
+    """The mean of clipped changes with this noise, drawn from the key alone."""
+    return Private(sigma, clip, lambda key: Draws(np.random.default_rng([*key])))
 
 
 def changed(data: Rows, row: int, x: torch.Tensor, y: int) -> Rows:
@@ -53,7 +59,7 @@ def test_a_row_moves_the_sum_by_the_clipping_norm_at_most() -> None:
 
 
 def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_descent() -> None:
-    dp = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
+    dp: dict[str, Any] = {"unit": "rows", "sigma": 1e-12, "clip": 1e4}
     plain, noisy = (
         Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, **more}).run(2) for more in ({}, {"dp": dp})
     )  # both take one step on all rows; the plain one repeats some to fill its batch, so it is done by hand
@@ -67,40 +73,38 @@ def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_desce
     assert plain.tensors().keys() == noisy.tensors().keys()
 
 
-@pytest.mark.parametrize("dp", [BY_ROWS, BY_CLIENTS], ids=["rows", "clients"])
+@pytest.mark.parametrize("unit", ["rows", "clients"])
 @pytest.mark.parametrize("personal_head", [False, True])
-def test_all_engines_give_the_same_bits_and_noise_changes_them(dp: dict[str, Any], personal_head: bool) -> None:
-    given = {**SMALL, "personal_head": personal_head, "dp": dp}
+def test_all_engines_give_the_same_bits_and_noise_changes_them(unit: str, personal_head: bool) -> None:
+    by: dict[str, Any] = {"dp": BY_ROWS} if unit == "rows" else {"means": noisy(0.5)}
+    more: dict[str, Any] = {"dp": {**BY_ROWS, "sigma": 5.0}} if unit == "rows" else {"means": noisy(5.0)}
+    given: dict[str, Any] = {**SMALL, "personal_head": personal_head, **by}
     loop, isolated, batched = (
-        Toy(FEDAVG, 3, **given, **how).run(2) for how in ({}, {"isolated": True}, {"batched": True})
+        Toy(FEDAVG, 3, isolated=i, batched=b, **given).run(2) for i, b in ((False, False), (True, False), (False, True))
     )
     found = loop.tensors()
     for other in (isolated, batched):
         assert all(torch.allclose(v, found[k], atol=1e-6) for k, v in other.tensors().items())
     assert all(torch.equal(v, found[k]) for k, v in isolated.tensors().items())
-    louder = Toy(FEDAVG, 3, **{**given, "dp": {**dp, "sigma": 5.0}}).run(2).tensors()
+    louder = Toy(FEDAVG, 3, **{**given, **more}).run(2).tensors()
     assert any(not torch.equal(v, found[k]) for k, v in louder.items())
 
 
 def test_the_mean_of_updates_is_clipped_and_a_client_moves_it_by_the_norm_over_their_number() -> None:
-    toy = Toy(FEDAVG, 4, **SMALL, dp={"unit": "clients", "sigma": 1e-12, "clip": 0.2})
-    server: Any = toy.server
-    start = {k: w.clone() for k, w in server.weights.items()}
-    replies = {i: {"weights": {k: w + 10.0**i for k, w in start.items()}, "rows": 9} for i in range(3)}
+    start = {"a": torch.zeros(3), "b": torch.ones(2, 2)}
+    sent = [{k: w + 10.0**i for k, w in start.items()} for i in range(3)]
 
-    def mean(replies: dict[int, Any]) -> torch.Tensor:
-        server.weights = start
-        private.noisy_average(server, replies, 0)
-        return torch.cat([(server.weights[k] - w).flatten() for k, w in start.items()])
+    def moved(replies: list[dict[str, torch.Tensor]], sigma: float = 1e-12) -> torch.Tensor:
+        mean = noisy(sigma).combine(replies, [9.0, 1.0, 5.0], around=start)
+        return torch.cat([(mean[k] - w).flatten() for k, w in start.items()])
 
-    whole = mean(replies)
+    whole = moved(sent)
     assert float(whole.norm()) == pytest.approx(0.2, rel=1e-4)  # all point the same way
-    opposite = {**replies, 2: {"weights": {k: w - 1.0 for k, w in start.items()}, "rows": 9}}
-    assert float((mean(opposite) - whole).norm()) == pytest.approx(2 * 0.2 / 3, rel=1e-4)
-    absent = {**replies, 2: {"weights": start, "rows": 9}}
-    assert float((mean(absent) - whole).norm()) == pytest.approx(0.2 / 3, rel=1e-4)
-    loud = Toy(FEDAVG, 4, **SMALL, dp={"unit": "clients", "sigma": 50.0, "clip": 0.2})
-    noise = torch.cat([w.flatten() for w in loud.run(1).server.weights.values()])  # type: ignore[union-attr]
+    opposite = {k: w - 1.0 for k, w in start.items()}
+    assert float((moved([*sent[:2], opposite]) - whole).norm()) == pytest.approx(2 * 0.2 / 3, rel=1e-4)
+    assert float((moved([*sent[:2], start]) - whole).norm()) == pytest.approx(0.2 / 3, rel=1e-4)
+    server: Any = Toy(FEDAVG, 4, **SMALL, means=noisy(50.0)).run(1).server
+    noise = torch.cat([w.flatten() for w in server.weights.values()])
     assert float(noise.std()) == pytest.approx(50 * 0.2 / 4, rel=0.2)
 
 
@@ -117,8 +121,6 @@ def test_epsilon_counts_every_step_of_the_rounds_in_which_a_client_takes_part() 
     ]
     Toy(FEDAVG, client_contexts=client_contexts, **SMALL, dp=BY_ROWS).run(2)
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
-    (by_server,) = FEDAVG.configure(params={"dp": BY_CLIENTS}).guarantees
-    assert by_server.epsilon([1.0] * 20) == pytest.approx(epsilon([Releases(0.5, 20)], 1e-5))
     assert FEDAVG.configure().guarantees == ()
 
 
@@ -133,8 +135,8 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     sent = alone.party(1).give(t=0)["weights"]
     assert {*sent} == {*client.params} and all(torch.equal(w, client.params[k]) for k, w in sent.items())
     loop, isolated, plain = (
-        Toy(gossip, client_contexts=places, **{**given, **more}, **how).run(2).tensors()
-        for more, how in (({"dp": BY_ROWS}, {}), ({"dp": BY_ROWS}, {"isolated": True}), ({}, {}))
+        Toy(gossip, client_contexts=places, isolated=apart, **{**given, **more}).run(2).tensors()
+        for more, apart in (({"dp": BY_ROWS}, False), ({"dp": BY_ROWS}, True), ({}, False))
     )
     assert all(torch.equal(x, isolated[k]) for k, x in loop.items())
     assert any(not torch.equal(x, plain[k]) for k, x in loop.items())
@@ -144,8 +146,6 @@ def test_a_peer_of_gossip_sends_the_weights_of_dp_sgd() -> None:
     assert seen == [(1.5, 6, 8 / 20), (1.5, 8, 8 / 30)] * 2
     (guarantee,) = gossip.configure(params={**given, "personal_head": False, "dp": BY_ROWS}).guarantees
     assert guarantee.epsilon([20.0] * 3) == pytest.approx(epsilon([Releases(1.5, 18, 8 / 20)], 1e-5))
-    with pytest.raises(ConfigError, match="needs a server that adds noise"):
-        gossip.configure(params={"dp": BY_CLIENTS})
 
 
 def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
@@ -167,6 +167,21 @@ def test_a_run_reports_epsilon_of_each_client(tmp_path: Path) -> None:
     assert "Differential privacy" in page and "Simulated" in page
 
 
+def test_a_run_with_noise_on_its_means_reports_epsilon_of_each_client(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"data": {"clients": 4}, "models": {"pool": ["linear"]}, "rounds": 3}
+    noise = {"sigma": 0.5, "clip": 0.2, "delta": 1e-4}
+    params = {"clients_per_round": 2, "epochs": 1}
+    result = fedloom.run("fedavg", **settings, params=params, aggregate={"noise": noise}, out=tmp_path / "run")
+    (one,) = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
+    assert one["message"] == "mean" and one["simulated"] and one["delta"] == 1e-4
+    assert one["adjacency"] == "the updates of one client count as nothing"
+    for i, found in zip(one["epsilon"].get("clients", range(4)), one["epsilon"]["per_client"], strict=True):
+        taken = [t for t in range(3) if i in _participants(4, 2, t)]
+        assert found == pytest.approx(epsilon([Releases(0.5, len(taken))], 1e-4))
+    page = result.report().read_text()
+    assert "Differential privacy" in page and "Simulated" in page
+
+
 def _participants(clients: int, k: int, t: int) -> list[int]:
     toy = Toy(FEDAVG, clients)
     return list(toy.fed.sample(range(clients), k, t))
@@ -182,8 +197,8 @@ def test_a_spent_budget_stops_the_call_with_its_reason() -> None:
 
 
 def test_what_has_no_bound_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"params.dp.unit = \"clients\" needs params.robust"):
-        FEDAVG.configure(params={"robust": "median", "dp": BY_CLIENTS})
+    with pytest.raises(ConfigError, match=r"params.dp.unit: .* was renamed: write \[aggregate.noise\] with sigma"):
+        FEDAVG.configure(params={"dp": {"unit": "clients"}})
     client_contexts = contexts(2, make=lambda i: common(i, norm=True))
     with pytest.raises(ModelError, match="BatchNorm"):
         Toy(FEDAVG, client_contexts=client_contexts, dp=BY_ROWS)
@@ -214,7 +229,7 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
         flat = torch.cat([g.flatten(1) for g in each.values()], 1)
         return (flat * (0.1 / flat.norm(dim=1).clamp_min(0.1))[:, None]).mean(0)
 
-    dp = {"target": "phi", "clip": 0.1}
+    dp: dict[str, Any] = {"target": "phi", "clip": 0.1}
     other = changed(data, 4, far, 0)
     moved = {head: float((proxy(data, dp, head) - proxy(other, dp, head)).norm()) for head in ("initial", "own")}
     bound = 2 * 0.1 / 20

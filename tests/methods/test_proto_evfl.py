@@ -28,7 +28,7 @@ from fedloom.core.message import leaves
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import RunResult, Stopped, execute
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import (
     TOO_ALIKE,
@@ -73,6 +73,10 @@ def tensors(*arrays: Array) -> list[Tensor]:
     return [torch.from_numpy(a) for a in arrays]
 
 
+def in_torch(f: Array, mu: Array, p: Array) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.from_numpy(f), torch.from_numpy(mu), torch.from_numpy(p)
+
+
 def by_numpy(f: Array, mu: Array, p: Array, cfg: ProtoEVFLConfig) -> dict[str, Array]:
     """Equations 4 to 7 as they are printed, with p(μ_z) for p(μ_n) in 6."""
     cos = (f @ mu.T) / np.linalg.norm(f, axis=1)[:, None] / np.linalg.norm(mu, axis=1)[None]
@@ -100,8 +104,8 @@ def test_plans_and_costs_are_those_of_the_printed_equations(
     assert np.allclose(pi.sum(1), 1, atol=1e-12)  # each row goes somewhere
     assert np.allclose(q.sum(0), 1, atol=1e-12)  # each class comes from somewhere
     assert math.isclose((p * q.sum(0)).sum(), 1, abs_tol=1e-12)
-    both = transport_cost(*ours, cfg).item()
-    forward = transport_cost(*ours, cfg.model_copy(update={"transport": "forward"})).item()
+    both = transport_cost(ours[0], ours[1], ours[2], cfg).item()
+    forward = transport_cost(ours[0], ours[1], ours[2], cfg.model_copy(update={"transport": "forward"})).item()
     assert math.isclose(forward, found["forward"], abs_tol=1e-10)
     assert math.isclose(both, found["forward"] + found["reverse"], abs_tol=1e-10)
 
@@ -109,7 +113,7 @@ def test_plans_and_costs_are_those_of_the_printed_equations(
 @given(problems())
 def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, Array, ProtoEVFLConfig]) -> None:
     f, mu, p, cfg = problem
-    ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"transport": "nearest"})).item()
+    ours = transport_cost(*in_torch(f, mu, p), cfg.model_copy(update={"transport": "nearest"})).item()
     c = by_numpy(*problem)["c"]
     theirs = np.mean([min(c[n, z] for z in range(len(p)) if p[z] > 0) for n in range(len(f))])
     assert math.isclose(ours, theirs, abs_tol=1e-12)
@@ -130,7 +134,7 @@ def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Arr
     marginals = np.concatenate([np.full(n, 1 / n), p])
     least = linprog(c.ravel(), A_eq=np.vstack([rows, columns]), b_eq=marginals, method="highs").fun
     assert math.isclose((plan * c).sum(), least, abs_tol=1e-9)
-    ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"transport": "optimal"})).item()
+    ours = transport_cost(*in_torch(f, mu, p), cfg.model_copy(update={"transport": "optimal"})).item()
     assert math.isclose(ours, least, abs_tol=1e-9)
 
 
@@ -475,7 +479,7 @@ def test_resting_extractors_stay_as_they_began() -> None:
 
 def test_local_training_can_keep_to_the_unaligned_rows() -> None:
     """The aligned rows of one party are replaced: only what it sends of them may change, not what it learns."""
-    params = {"local_rows": "unaligned", "prior": "uniform", "centered": False, "steps": 4}
+    params: dict[str, Any] = {"local_rows": "unaligned", "prior": "uniform", "centered": False, "steps": 4}
     toys = [Columns(PROTO, **params), Columns(PROTO, **params)]
     context = toys[1].contexts[1]
     context.rows.pool[context.rows.index[: context.aligned]] += 1
@@ -592,13 +596,13 @@ def test_no_noise_draws_nothing() -> None:
 
 
 def test_noise_on_embeddings_has_the_stated_deviation_and_is_fresh_each_round() -> None:
-    rest = {"steps": 0, "epochs": 0, "prior": "uniform", "aligned": 500, "unaligned": 5}
+    rest: dict[str, Any] = {"steps": 0, "epochs": 0, "prior": "uniform", "aligned": 500, "unaligned": 5}
     plain = Columns(PROTO, **rest).run(2)
     noisy, again = (Columns(PROTO, **rest, embedding_noise=0.3).run(2) for _ in range(2))
 
     def noise(toy: Columns, method: str, t: int, m: int) -> Tensor:
         sent, without = (w.sent(method, t)[m] for w in (toy, plain))
-        return sent - without if method == "introduce" else sent["embedded"] - without["embedded"]  # type: ignore[no-any-return]
+        return sent - without if method == "introduce" else sent["embedded"] - without["embedded"]
 
     draws = [
         noise(noisy, method, t, m) for method, t in (("introduce", 0), ("improve", 0), ("improve", 1)) for m in (0, 1)
@@ -613,7 +617,13 @@ def test_noise_on_embeddings_has_the_stated_deviation_and_is_fresh_each_round() 
 
 
 def test_noise_on_prototypes_touches_only_what_goes_down() -> None:
-    rest = {"steps": 0, "epochs": 0, "prior": "uniform", "embedding_dim": 64, "make": lambda m: extractor(m, 64)}
+    rest: dict[str, Any] = {
+        "steps": 0,
+        "epochs": 0,
+        "prior": "uniform",
+        "embedding_dim": 64,
+        "make": lambda m: extractor(m, 64),
+    }
     plain, noisy = Columns(PROTO, **rest).run(2), Columns(PROTO, **rest, prototype_noise=0.2).run(2)
     assert torch.equal(plain.active.prototypes, noisy.active.prototypes)
     draws = [
@@ -627,7 +637,7 @@ def test_noise_on_prototypes_touches_only_what_goes_down() -> None:
     ]
     for draw in draws:
         assert draw.std().item() == pytest.approx(0.2, rel=0.12)
-    assert not torch.allclose(*draws, atol=0.1) and not torch.allclose(draws[0][0], draws[0][1], atol=0.1)
+    assert not torch.allclose(draws[0], draws[1], atol=0.1) and not torch.allclose(draws[0][0], draws[0][1], atol=0.1)
 
 
 # -- classes and rows that are missing -------------------------------------------------------------------
@@ -794,8 +804,8 @@ def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
     toy = Columns(PROTO).run(2)
     party = toy.party(1)
     f = party.infer(party.context.tests["test"].every)
-    seen = (a.double().numpy() for a in (f, party.prototypes, party.prior))
-    belongs = by_numpy(*seen, toy.cfg)["pi"]
+    f64, mu, p = (a.double().numpy() for a in (f, party.prototypes, party.prior))
+    belongs = by_numpy(f64, mu, p, toy.cfg)["pi"]
     assert predictions_alone(party, on="test")["predicted"].tolist() == belongs.argmax(1).tolist()
     assert np.allclose(torch.softmax(party.alone(f), -1).numpy(), belongs, atol=1e-5)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from fedloom.methods.vertical.steps import PrincipalComponents
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor
 
 STUDENT = methods.find("proto-student")
-SMALL = {"pca_dim": 2, "steps": 3, "epochs": 1, "make": lambda m: extractor(m, WIDTH - 2)}
+SMALL: dict[str, Any] = {"pca_dim": 2, "steps": 3, "epochs": 1, "make": lambda m: extractor(m, WIDTH - 2)}
 
 
 # -- principal components -----------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def test_a_round_is_steps_of_cross_entropy_on_the_surest_rows() -> None:
 
 
 def test_messages_are_those_of_proto_evfl_and_the_head_stays() -> None:
-    params = {**SMALL, "rollback": False}
+    params: dict[str, Any] = {**SMALL, "rollback": False}
     ours = Columns(STUDENT, isolated=True, **params).run(2)
     theirs = Columns(methods.find("proto-evfl"), isolated=True, **params).run(2)
     entries = [[(e.round, e.sender, e.receiver, e.kind, e.what, e.count) for e in w.fed.ledger] for w in (ours, theirs)]
@@ -130,7 +132,7 @@ def test_messages_are_those_of_proto_evfl_and_the_head_stays() -> None:
 
 
 def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
-    def first_reply(relabel: bool) -> list[torch.Tensor]:
+    def first_reply(relabel: bool) -> tuple[list[torch.Tensor], list[Any]]:
         mix = torch.roll if relabel else (lambda y, _: y)
         toy = Columns(STUDENT, relabel=lambda y: mix(y, 1), **SMALL).run(1)
         return [h.reply for h in toy.heard if h.method == "introduce"], [

@@ -27,13 +27,13 @@ from fedloom.methods.vertical.steps import aligned_rows, batch_indices, labels, 
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 
 SPLIT, ALONE, POOLED = (methods.find(n) for n in ("split", "active-only", "pooled"))
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Any] = {
     "adamw": {"optimizer": "adamw", "lr": 1e-2, "weight_decay": 0.1},
     "sgd": {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.01},
     "momentum": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
     "two rates": {"optimizer": "adamw", "lr": 1e-2, "active_lr": 1e-3},
 }
-SUM = {"top_model": "sum", "embedding_dim": CLASSES, "make": lambda m: extractor(m, CLASSES)}
+SUM: dict[str, Any] = {"top_model": "sum", "embedding_dim": CLASSES, "make": lambda m: extractor(m, CLASSES)}
 
 
 class Joint:
@@ -46,7 +46,8 @@ class Joint:
     """
 
     def __init__(self, bottoms: Sequence[nn.Module], top: nn.Module, x: Sequence[Tensor], y: Tensor, cfg: Any) -> None:
-        self.bottoms, self.top = nn.ModuleList(copy.deepcopy(b) for b in bottoms), copy.deepcopy(top)
+        self.bottoms = nn.ModuleList(copy.deepcopy(b) for b in bottoms)
+        self.top: Any = copy.deepcopy(top)
         self.x, self.y, self.cfg = x, y, cfg
         every: list[dict[str, Any]] = [
             {"params": [*self.bottoms.parameters()]},
@@ -117,7 +118,7 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
     toy, others = toys["pooled"], toys["split"]
     assert toy.server is not None and others.server is not None
     assert (toy.server.context.aligned, others.server.context.aligned) == (30 + 4 * 25, 30)
-    assert torch.equal(labels(toy.server)[:30], labels(others.server))  # type: ignore[attr-defined]
+    assert torch.equal(labels(toy.server)[:30], labels(others.server))
     engine = LocalEngine([make() for make in toy.clients])
     for m in engine.ids:  # among all rows are each party's own of the other plan, at the same position everywhere
         context = engine._parties[m].context
@@ -125,8 +126,8 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
         theirs = others.clients[m]().context
         assert torch.equal(raw(context.rows)[:30], raw(theirs.rows)[:30])
         assert torch.equal(raw(context.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
-    y = labels(toy.server)  # type: ignore[attr-defined]
-    truths = [v.truth for v in others.data.parties.views]  # type: ignore[attr-defined]
+    y = labels(toy.server)
+    truths = [v.truth for v in others.data.parties.views]
     assert y[30:].tolist() == np.concatenate(truths).tolist()
     fed = Federation(engine, coordinator="active", colocated=toy.colocated)
     joint = joint_of(list(engine._parties.values()), toy.server, toy.cfg)

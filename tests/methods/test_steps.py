@@ -106,19 +106,19 @@ def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, b
     toy = Toy(methods.find(name), batch_size=8, finetune_epochs=3, lr=0.1, batched=batched).run(1)
     before = sha(toy)
     broadcast = toy.server.broadcast() if toy.server else {}
-    words = {"on": "test", "broadcast": broadcast}
+    words: dict[str, Any] = {"on": "test", "broadcast": broadcast}
     plain, tuned = (
         toy.engine.call(toy.engine.ids, "predictions", {**words, "eval_mode": w}, None, None) for w in ("", "tuned")
     )
     assert sha(toy) == before
     for i, (a, b) in enumerate(zip(plain, tuned, strict=True)):
-        assert not torch.equal(a["loss"], b["loss"])  # type: ignore[index,call-overload]
+        assert not torch.equal(a["loss"], b["loss"])
         party = toy.party(i)
         if broadcast:
             steps.set_weights(party, broadcast)
-        assert torch.allclose(a["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
+        assert torch.allclose(a["loss"], predictions(party, on="test")["loss"], atol=1e-6)
         steps.fine_tune(party)
-        assert torch.allclose(b["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
+        assert torch.allclose(b["loss"], predictions(party, on="test")["loss"], atol=1e-6)
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
@@ -128,7 +128,7 @@ def test_predictions_may_use_the_statistics_of_the_rows_asked_about(batched: boo
     module.load_state_dict({**party.params, **party.buffers})
     x = party.context.tests["test"].every
     found = toy.engine.call([0, 1], "predictions", {"on": "test"}, None, None)[1]
-    assert torch.equal(found["predicted"], module.train()(x).argmax(-1))  # type: ignore[index,call-overload]
+    assert torch.equal(found["predicted"], module.train()(x).argmax(-1))
     assert not torch.allclose(party.infer(x), module.eval()(x), atol=1e-3)
 
 

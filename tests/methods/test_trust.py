@@ -191,15 +191,15 @@ def test_no_introduction_is_made_that_the_config_does_not_ask_for(kind: str) -> 
 
 
 def test_without_trust_nothing_is_added_to_the_server() -> None:
-    assert toy().server.state().keys() == {"params", "opt"}  # type: ignore[union-attr]
-    assert "introductions" in toy(trust="select").server.state()  # type: ignore[union-attr]
+    assert toy().server.state().keys() == {"params", "opt"}
+    assert "introductions" in toy(trust="select").server.state()
 
 
 # -- the round -----------------------------------------------------------------------------------------------------
 
 
 def test_a_high_temperature_is_the_uniform_mean() -> None:
-    same = {"include_self": False, "average": "logits"}
+    same: dict[str, Any] = {"include_self": False, "average": "logits"}
     uniform = toy(**same).run(3).tensors()
     weighted = toy(trust="distance", trust_temperature=1e9, **same).run(3).tensors()
     assert all(torch.allclose(uniform[k], v, atol=2e-4) for k, v in weighted.items() if not k.startswith("server"))
@@ -228,8 +228,9 @@ def test_weights_move_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
         return shares
 
     monkeypatch.setattr(trust, "shares", first)
-    t, targets = toy(trust="confidence", tau=1), []
-    original = t.server.cfg.encode_dense  # type: ignore[union-attr]
+    t = toy(trust="confidence", tau=1)
+    targets: list[Tensor] = []
+    original = t.server.cfg.encode_dense
     monkeypatch.setattr(type(t.cfg), "encode_dense", lambda cfg, rows: targets.append(rows) or original(rows))
     t.run(1)
     batch = t.party(0).public(0, steps=1, size=8)[0]

@@ -10,7 +10,7 @@ from fedloom import methods
 from fedloom.core.context import ClientContext
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
-from fedloom.methods.steps import gradient_variance
+from fedloom.methods.features import gradient_variance
 from tests.toy import CLASSES, FEATURES, Toy, equal
 
 FEDAL = methods.find("fedal")

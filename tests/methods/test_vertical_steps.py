@@ -42,7 +42,7 @@ def passive(m: int = 1, **params: Any) -> SplitPassive:
 def test_calibration_centres_the_embeddings_of_the_own_rows() -> None:
     party = passive()
     calibrate(party)
-    raw = party.net.module.eval().body(party.data.every).detach()  # type: ignore[operator, union-attr]
+    raw = party.net.module.eval().body(party.data.every).detach()  # type: ignore[operator]
     f = party.infer(party.data.every)
     assert torch.allclose(f, (raw - raw.mean(0)) / (raw.var(0) + 1e-5).sqrt(), atol=1e-5)
     assert f.mean(0).abs().max() < 1e-5 and (f.std(0) - 1).abs().max() < 1e-3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.toy import CLASSES, Toy, common
 PLAIN = ["ditto", "fedfomo", "dispfl"]
 LENT = [f"{name}-afind" for name in PLAIN]
 RING = {i: [(i - 1) % 6, (i + 1) % 6] for i in range(6)}
-SMALL = {"batch_size": 8, "epochs": 1}
+SMALL: dict[str, Any] = {"batch_size": 8, "epochs": 1}
 
 each = pytest.mark.parametrize("name", PLAIN + LENT)
 lent = pytest.mark.parametrize("name", LENT)
@@ -29,7 +30,7 @@ def sha(toy: Toy) -> str:
 
 def mean_loss(toy: Toy) -> float:
     answers = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
-    return sum(float(a["loss"]) for a in answers) / len(answers)  # type: ignore[index,call-overload,arg-type]
+    return sum(float(a["loss"]) for a in answers) / len(answers)
 
 
 @each
@@ -118,7 +119,7 @@ def test_afind_chooses_and_nothing_of_a_round_is_kept(name: str) -> None:
     for t in range(4):
         toy.run(1, start=t)
         sizes.append([n["coreset"] for n in toy.engine.notes().values()])
-        assert all(toy.party(i).heard == {"t": -1} for i in range(5))
+        assert all(toy.party(i).replies == {"t": -1} for i in range(5))
     assert sizes[0] == [4.0] * 5
     assert all(0 < n <= 4 for row in sizes for n in row)
     assert min(sizes[-1]) < 4
@@ -134,7 +135,7 @@ def test_afind_runs_from_probes_at_the_weights_before_training(name: str) -> Non
 def test_noise_on_phi_works_and_noise_on_updates_is_refused(name: str) -> None:
     toy = Toy(find(name), 3, dp={"target": "phi"}, threshold="anchored", **SMALL).run(2)
     assert not toy.fed.failures
-    assert all(n["epsilon of phi"] > 0 for n in toy.engine.notes().values())  # type: ignore[operator]
+    assert all(n["epsilon of phi"] > 0 for n in toy.engine.notes().values())
     with pytest.raises(ConfigError, match="afind-plus"):
         find(name).configure(params={"dp": {"target": "update"}})
 
@@ -156,4 +157,4 @@ def test_tuning_before_an_evaluation_leaves_no_trace(name: str) -> None:
         for eval_mode in ("", "tuned")
     ]
     assert sha(toy) == before
-    assert not torch.equal(*(a["loss"] for a in answers))  # type: ignore[index,call-overload]
+    assert not torch.equal(*(a["loss"] for a in answers))

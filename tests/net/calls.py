@@ -11,7 +11,7 @@ from typing import Any
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.message import Template, Tree
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
@@ -52,7 +52,7 @@ class Caller:
             "run": self.run,
             "start": self.start,
             "party": self._party,
-            "members": self._members,  # type: ignore[dict-item]
+            "members": self._members,
             "config": self._config,
             "resume": resume,
         }

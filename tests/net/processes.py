@@ -337,7 +337,7 @@ def threads(pid: int) -> int:
 def resident(pid: int) -> int:
     """Megabytes of memory."""
     text = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) >> 10  # type: ignore[index]
+    return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) >> 10
 
 
 def _end(made: Machines) -> None:

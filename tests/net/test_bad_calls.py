@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -205,7 +206,7 @@ def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_pat
             while not host._queued:  # until it is in the queue
                 await asyncio.sleep(0)
             late_one = asyncio.ensure_future(host.answer("coordinator", "do", late))
-            return await asyncio.gather(opening, late_one, return_exceptions=True)
+            return [*await asyncio.gather(opening, late_one, return_exceptions=True)]
 
         opened, told = there.run(both())
         assert isinstance(opened, bytes)
@@ -225,7 +226,7 @@ def test_more_calls_than_the_queue_holds_are_refused(tmp_path: Path) -> None:
         which = payload.pack({"run": caller.run, "start": caller.start})
 
         async def many() -> list[Any]:
-            asked = [asyncio.ensure_future(host._work(lambda n=n: n)) for n in range(8)]
+            asked = [asyncio.ensure_future(host._work(partial(int, n))) for n in range(8)]
             await asyncio.sleep(0)
             there.loop.call_soon(held.set)
             return await asyncio.gather(*asked, return_exceptions=True)
@@ -297,7 +298,15 @@ def raw(field: Machines, frames: list[bytes], name: str = "node-0", server_side:
 
 def head(size: int, **more: Any) -> bytes:
     """The first frame of a call."""
-    said = {"kind": "reply", "id": secrets.token_hex(8), "bytes": size, "sum": 0, "got": 0, "of": 0, "again": False}
+    said: dict[str, Any] = {
+        "kind": "reply",
+        "id": secrets.token_hex(8),
+        "bytes": size,
+        "sum": 0,
+        "got": 0,
+        "of": 0,
+        "again": False,
+    }
     return next(framed({**said, **more}))
 
 
@@ -327,10 +336,10 @@ def test_oversize_and_malformed_calls_leave_a_node_as_it_was(field: Machines) ->
         assert raw(field, frames) is not grpc.StatusCode.OK, what
     bodies = [chance.randbytes(200), b"", good[:-1], good + b"x", bytes(8), (1 << 63).to_bytes(8, "little")]
     for _ in range(60):
-        body = bytearray(good)
+        changed = bytearray(good)
         for _ in range(chance.randrange(1, 6)):
-            body[chance.randrange(len(body))] = chance.randrange(256)
-        bodies.append(bytes(body))
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        bodies.append(bytes(changed))
     for body in bodies:
         for kind in ("do", "open", "restore", "digest", "close", "peer", "nonsense"):
             if kind == "do" or body in bodies[:6]:

@@ -21,7 +21,8 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -131,11 +132,11 @@ def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(authority: 
 
 
 def test_a_certificate_without_dns_names_counts_by_its_common_name(authority: CertificateAuthority) -> None:
-    key = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
+    key: Any = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "plain")])
     ends = authority.certificate.not_valid_after_utc
     made = authorities._certificate(name, authority.certificate.subject, key.public_key(), ends)
-    pem = made.sign(key, authorities.SHA256()).public_bytes(Encoding.PEM)
+    pem = made.sign(key, SHA256()).public_bytes(Encoding.PEM)
     assert holder(authority, "hospital-a").caller({"x509_pem_cert": [pem]}) == "plain"
 
 
@@ -253,7 +254,7 @@ def test_credentials_say_what_is_wrong_with_their_files(
     with pytest.raises(ConfigError, match="has a password"):
         Credentials(good.ca, good.certificate, place / "locked.pem")
     weak = rsa.generate_private_key(65537, 1024)
-    monkeypatch.setattr(authorities.ec, "generate_private_key", lambda _: weak)
+    monkeypatch.setattr(ec, "generate_private_key", lambda _: weak)
     with pytest.raises(ConfigError, match=r"rejects .* \(.*KEY_TOO_SMALL\)"):
         holder(authority, "hospital-c")
     monkeypatch.undo()
@@ -277,15 +278,15 @@ def test_a_key_that_others_can_read_is_warned_of(
 
 def test_a_chain_of_the_user_pki_is_followed(authority: CertificateAuthority, tmp_path: Path) -> None:
     """The certificate's file may hold the authorities between it and the CA."""
-    root_key = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
+    root_key: Any = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
     below = CertificateAuthority.create(tmp_path / "below")
-    key = below.certificate.public_key()
+    key: Any = below.certificate.public_key()
     middle = (
         authorities._certificate(
             below.certificate.subject, authority.certificate.subject, key, below.certificate.not_valid_after_utc
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(root_key, authorities.SHA256())
+        .sign(root_key, SHA256())
     )
     leaf = holder(below, "hospital-a")
     with pytest.raises(ConfigError, match="is not signed by the CA"):

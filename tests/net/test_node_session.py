@@ -17,7 +17,7 @@ from fedloom.remote.node_session import MOST_NOTES, NodeSession, RunContext
 from fedloom.remote.rpc_errors import CallRefused
 
 LINE = {"failure": "raised", "injected": False}
-GOOD = {"lines": [LINE], "notes": {}, "missing": []}
+GOOD: dict[str, Any] = {"lines": [LINE], "notes": {}, "missing": []}
 
 
 class Node:
@@ -79,14 +79,14 @@ def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
         "lines": [{"failure": "patient 7 died", "injected": False}],
         "notes": {"a": 1.0, "b": "x", "c": [2.0]},
     }
-    node = Node(payload.pack(strange))  # type: ignore[arg-type]
+    node = Node(payload.pack(strange))
     found = asyncio.run(session(node).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None))
     assert found.results[0].reason == "raised" and "see the log of a" in found.results[0].trace
     assert found.notes == {"a": 1.0, "c": [2.0]}
 
 
 def test_more_notes_than_a_page_makes_are_not_taken() -> None:
-    many = payload.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})  # type: ignore[arg-type]
+    many = payload.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})
     found = asyncio.run(
         session(Node(many)).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None)
     )
@@ -96,7 +96,7 @@ def test_more_notes_than_a_page_makes_are_not_taken() -> None:
 def test_one_node_alone_cannot_make_the_coordinator_stop() -> None:
     addresses = {1: "a", 2: "b", 3: "c"}
     common = RunContext("0" * 32, 1, "{}", False, Timeouts(fewest=2), addresses)
-    stale, good = CallRefused(rpc_errors.STALE, "a newer start has taken over"), payload.pack(GOOD)  # type: ignore[arg-type]
+    stale, good = CallRefused(rpc_errors.STALE, "a newer start has taken over"), payload.pack(GOOD)
 
     async def say(party: int, answer: bytes | CallRefused) -> Any:
         task = Task(party, "update", {}, round=0)
@@ -114,7 +114,7 @@ def test_one_node_alone_cannot_make_the_coordinator_stop() -> None:
 
 def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:
     opened = payload.pack({"resumed": False, "call": -1, "evaluates": True, "facts": {}})
-    node = Node(payload.pack(GOOD), CallRefused(rpc_errors.UNKNOWN, "no such run"), opened, payload.pack(GOOD))  # type: ignore[arg-type]
+    node = Node(payload.pack(GOOD), CallRefused(rpc_errors.UNKNOWN, "no such run"), opened, payload.pack(GOOD))
     there, task = session(node), Task(1, "update", {}, round=0)
 
     async def twice() -> None:
@@ -151,7 +151,7 @@ def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
         return [node]
 
     transport = Transport("test", connect)
-    common = {
+    common: dict[str, Any] = {
         "config": "{}",
         "differences": lambda *_: [],
         "run": "0" * 32,

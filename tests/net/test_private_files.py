@@ -77,7 +77,7 @@ def test_a_claim_above_the_limit_is_dropped() -> None:
 
     common = RunContext("0" * 32, 1, "", False, Timeouts(1.0, 1.0), {0: "a", 1: "b"}, {"a": 500})
     claims = lambda rows: [memoryview(message.encode({"weights": {}, "rows": rows}))]
-    a, b = (NodeSession(k, name, None, common) for k, name in enumerate("ab"))  # type: ignore[arg-type]
+    a, b = (NodeSession(k, name, None, common) for k, name in enumerate("ab"))
     assert a._result({"reply": 0}, claims(500), 1)["rows"] == 500
     assert a._result({"reply": 0}, claims(10**15), 1) == Failure(
         rpc_errors.REFUSED, "a claims 1000000000000000 rows; max_rows is 500"

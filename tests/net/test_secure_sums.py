@@ -11,11 +11,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from fedloom.api import execute
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check
+from fedloom.protect.masks import unmasked
 from fedloom.remote import certs, rpc_errors, secure_sum
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
@@ -57,7 +58,7 @@ def run_of(rounds: int = 2, **changes: Any) -> RunConfig:
         "rounds": rounds,
         "data": {"clients": 4, "public_rows": 40, "test_rows": 60, "own_test_rows": 10},
         "models": {"pool": ["linear"], "norm": "none"},
-        "params": {"secure": True},
+        "aggregate": {"secure": True},
         **changes,
     }
     return check({"run": values}).run
@@ -80,7 +81,7 @@ def test_so_have_other_pages(method: str, field: Path) -> None:
 
 
 def test_so_have_priors_of_nodes_beside_those_of_the_active_party(field: Path) -> None:
-    params = {"secure": True, "steps": 2, "epochs": 1}
+    params = {"steps": 2, "epochs": 1}
     run = run_of(1, method="proto-evfl", params=params, data={"clients": 5, "test_rows": 50})
     same(at(run, field).summary, execute(run).summary)
 
@@ -113,7 +114,7 @@ def test_a_node_that_is_lost_at_any_step_does_not_stop_the_sum(
     step: str, field: Path, lost_at: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors: list[dict[str, np.ndarray]] = []
-    whole = secure_sum.unmasked
+    whole = unmasked
 
     def seen(keys: Any, shared: Any, masked: dict[str, np.ndarray], *more: Any) -> np.ndarray:
         vectors.append(masked)
@@ -148,12 +149,12 @@ def test_a_node_sends_no_single_reply_where_the_run_is_secure(tmp_path: Path) ->
 
     ask = RunRequest(node(tmp_path))
     try:
-        ask("open", opening(config(**{"params.secure": True})))
+        ask("open", opening(config(**{"aggregate.secure": True})))
         refusal = ask.refused("do", doing(0, ask.host))
         assert "as part of a sum only" in refusal.words
         unknown = ask.refused("do", doing(0, ask.host, mask={"sum": "x", "weight": "rows"}))
         assert unknown.code == rpc_errors.MALFORMED
-        ask("open", opening(config(**{"params.secure": False}), start=2))
+        ask("open", opening(config(**{"aggregate.secure": False}), start=2))
     finally:
         ask.close()
 
@@ -192,7 +193,7 @@ def test_a_node_s_certificate_signs_no_other_certificate(tmp_path: Path) -> None
         .add_extension(named, critical=False)
         .sign(key, SHA256())
     )
-    chain = forged.public_bytes(certs.Encoding.PEM) + b.shown
+    chain = forged.public_bytes(Encoding.PEM) + b.shown
     assert not a.signed("a", chain, b"text", forged_key.sign(b"text", ec.ECDSA(SHA256())))
 
 
@@ -207,7 +208,7 @@ def test_other_keys_sign_too(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("a")]), critical=False)
         .sign(authority._key, SHA256())
     )
-    (tmp_path / "certificate.pem").write_bytes(made.public_bytes(certs.Encoding.PEM))
+    (tmp_path / "certificate.pem").write_bytes(made.public_bytes(Encoding.PEM))
     (tmp_path / "key.pem").write_bytes(certs._pem(key))
     (tmp_path / "key.pem").chmod(0o600)
     a = Credentials(**files(tmp_path))

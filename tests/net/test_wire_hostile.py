@@ -63,7 +63,7 @@ def against(test: Callable[[Echo, Any, ByHand], Awaitable[None]], how: Any = Non
         ([first(bytes=True)], Status.INVALID_ARGUMENT, "its announced size"),
     ],
 )
-def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code: Status, words: str) -> None:
+def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code: grpc.StatusCode, words: str) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         found, said = await hand.status(*sent)
         assert found is code and words in said

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedloom._version import __version__
 from fedloom.core import message
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import steps
 from fedloom.remote import payload
@@ -29,7 +29,7 @@ _CONFIG = check({"run": ROWS}).run.model_dump(mode="json")
 
 
 def node(folder: Path, **values: Any) -> NodeConfig:
-    given = {
+    given: dict[str, Any] = {
         "name": "node",
         "insecure": True,
         "state": folder / "state",
@@ -54,7 +54,7 @@ def config(**changes: Any) -> str:
 
 
 def opening(text: str | None = None, **changes: Any) -> bytes:
-    given = {
+    given: dict[str, Any] = {
         "protocol": payload.PROTOCOL,
         "version": __version__,
         "run": RUN,

@@ -98,7 +98,7 @@ def test_a_full_file_is_kept_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_full_file_takes_no_other_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime:
+        def now(cls, tz: Any = None) -> Any:
             return datetime(2026, 11, 21, 18, 39, tzinfo=tz)
 
     monkeypatch.setattr(audit, "LARGEST", 1000)

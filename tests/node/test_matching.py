@@ -164,6 +164,15 @@ def test_who_may_continue_with_a_matching(host: Callable[..., RunRequest]) -> No
     asked("match", begin(run="1" * 32), caller="second")
 
 
+WRONG_ROWS: list[dict[str, list[int]]] = [
+    {"aligned": [0, 0]},
+    {"aligned": [2]},
+    {"test": [6]},
+    {"test": [-1]},
+    {"test": []},
+]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -173,13 +182,7 @@ def test_who_may_continue_with_a_matching(host: Callable[..., RunRequest]) -> No
         {"roles": {"aligned": torch.tensor([0]), "test": torch.tensor([1])}},
         *(
             {"roles": {name: torch.tensor(rows, dtype=torch.int64) for name, rows in {**ROLES, **wrong}.items()}}
-            for wrong in (
-                dict[str, list[int]](aligned=[0, 0]),
-                {"aligned": [2]},
-                {"test": [6]},
-                {"test": [-1]},
-                {"test": []},
-            )
+            for wrong in WRONG_ROWS
         ),
         {"common": ["P0", *OURS[:6]]},
         {"common": [*OURS, "P0", "P1"]},

@@ -77,8 +77,7 @@ def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts
     spent = epsilon(spent_by(ask), 1e-5)
     again = hosts(seed=1, epsilon=1.01 * spent)  # another run after a restart
     (node_run,) = again.host._node_runs.values()
-    before = node_run.party.state()["params"]
-    before = {k: v.clone() for k, v in before.items()}  # type: ignore[union-attr]
+    before = {k: v.clone() for k, v in node_run.party.params.items()}
     for _ in range(2):
         refusal = again.refused("do", doing(1, again.host, round=1))
         assert refusal.code == rpc_errors.REFUSED and "privacy budget of these rows" in refusal.words

@@ -101,9 +101,10 @@ def test_the_coordinator_cannot_speak_for_a_peer(place: str, hosts: Hosts) -> No
     ],
 )
 def test_a_message_is_from_whom_it_is_said_to_be(refs: Any, each: Any, hosts: Hosts) -> None:
-    ask = hosts()
-    ask("open", opening())
+    ask = hosts(methods=["gossip"])
+    ask("open", opening(config(method="gossip", params={"personal_head": False})))
     task = {"each": 1 if each else None, "reply_refs": refs, "fault": None, "seed": 7}
-    more = {"each": (each,)} if each else {}
-    refusal = ask.refused("do", doing(0, ask.host, tasks=[task], shared={"t": 0}, **more))
+    more: Any = {"each": (each,)} if each else {}
+    how: Any = {"method": "mix"} if "inbox" in refs else {"method": "give", "leave": True}
+    refusal = ask.refused("do", doing(0, ask.host, tasks=[task], shared={"t": 0}, **how, **more))
     assert refusal.code == REFUSED and "must come from the peer" in refusal.words

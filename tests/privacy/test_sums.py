@@ -11,7 +11,7 @@ import torch
 
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Shape
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.protect.masks import question, unmasked
 from fedloom.remote import payload
 from fedloom.remote.node.masking import SumKeeper, SumRecord

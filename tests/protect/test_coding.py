@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def test_parties_done_together_send_what_each_would_send(coding: Coding, k: int 
     together = vmap(both)(x)
     for n, own in enumerate(x):
         apart = both(own)
-        own_of = message.map_tensors(lambda y, n=n: y[n], list(together))
+        own_of = message.map_tensors(itemgetter(n), list(together))
         for (_, a), (_, b) in zip(message.leaves(list(apart)), message.leaves(own_of), strict=True):
             assert isinstance(a, Tensor) and isinstance(b, Tensor)
             assert a.dtype == b.dtype and torch.equal(a, b)

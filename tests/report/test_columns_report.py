@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def _result(
     }  # fmt: skip
 
 
-def write_comparison(folder: Path, accuracies: dict[str, Sequence[float]], **more: Any) -> Path:
+def write_comparison(folder: Path, accuracies: Mapping[str, Sequence[float]], **more: Any) -> Path:
     """A comparison: each method's accuracy in seeds 0, 1, …; active-only sends nothing."""
     found = []
     for name, values in accuracies.items():
@@ -172,8 +172,9 @@ def test_every_score_has_a_tile(tmp_path: Path) -> None:
     folder = write_columns(tmp_path / "run")
     path = folder / "result.json"
     found = json.loads(path.read_text())
-    more = SCORES.keys() - found["scores"].keys()
-    path.write_text(json.dumps({**found, "scores": dict.fromkeys(SCORES, 0.5) | found["scores"]}))
+    names = [str(score) for score in SCORES]
+    more = {*names} - found["scores"].keys()
+    path.write_text(json.dumps({**found, "scores": dict.fromkeys(names, 0.5) | found["scores"]}))
     measured = (folder / "metrics.csv").read_text().splitlines()
     rows = [row.replace(",auc,", f",{name},") for name in more for row in measured if ",auc," in row]
     (folder / "metrics.csv").write_text("\n".join([*measured, *rows, ""]))

@@ -15,6 +15,7 @@ from fedloom import report
 from fedloom.core.errors import DataError
 from fedloom.experiment.run.compare import network_means, summarize
 from fedloom.experiment.run.execute import RunResult
+from fedloom.experiment.run.metrics import parse
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report.terminal import show_comparison
 from tests.report.test_report import write_run
@@ -40,7 +41,7 @@ def gains(
     runs: Sequence[dict[str, Any]], metric: str, baseline: Sequence[dict[str, Any]] = ()
 ) -> dict[str, dict[str, Any]]:
     group, against = ([RunSummary(**run) for run in some] for some in (runs, baseline))
-    return {name: found.model_dump() for name, found in network_means(group, metric, against).items()}
+    return {name: found.model_dump() for name, found in network_means(group, parse(metric), against).items()}
 
 
 def test_the_mean_over_the_clients_of_each_kind(tmp_path: Path) -> None:

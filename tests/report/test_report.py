@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def _metrics(
 
 
 def write_comparison(
-    folder: Path, accuracies: dict[str, Sequence[float]], title: str = "Two methods", **more: Any
+    folder: Path, accuracies: Mapping[str, Sequence[float]], title: str = "Two methods", **more: Any
 ) -> Path:
     """A comparison: each method's mean accuracy in seeds 0, 1, …"""
     found = []
@@ -414,7 +414,7 @@ def test_a_comparison_whose_folder_holds_another_run(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", {"fedal": [0.75], "local": [0.5]})
     (folder / "local-seed0").rename(tmp_path / "away")
     for other in ({"name": "fedmd"}, {"name": "local", "accuracy": [0.5]}):
-        write_run(folder / "local-seed0", **other)  # type: ignore[arg-type]
+        write_run(folder / "local-seed0", **other)
         with pytest.raises(DataError, match="lists local with seed 0"):
             report.write(folder)
         (folder / "local-seed0").rename(tmp_path / str(len(other)))
@@ -524,7 +524,7 @@ def test_an_interval_is_within_what_can_be_and_needs_two_seeds() -> None:
     assert confidence_interval([0.5]) is None and confidence_interval([]) is None
 
 
-def _verdict(folder: Path, accuracies: dict[str, Sequence[float]]) -> results.Verdict | None:
+def _verdict(folder: Path, accuracies: Mapping[str, Sequence[float]]) -> results.Verdict | None:
     """The verdict of a comparison written by hand; seeds are 0, 1, …"""
     write_comparison(folder, accuracies)
     return results.verdict(Comparison(**json.loads((folder / "comparison.json").read_text())))

@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,16 +20,16 @@ import pytest
 from fedloom.cli import main
 from fedloom.cli.progress import closing
 from fedloom.core.errors import ConfigError, EngineError
+from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import read as read_run_file
 from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.execute import execute
 from fedloom.report.formatting import NBSP
 from fedloom.report.metrics import value_of
 from fedloom.report.read import read_run
 from fedloom.sweep import page
-from fedloom.sweep.config import Setting, Sweep, nested, read
+from fedloom.sweep.config import SettingValues, Sweep, nested, read
 from fedloom.sweep.page import pictures
 from fedloom.sweep.run import SweepResults, Trial, run_sweep
 from fedloom.sweep.search import proposals
@@ -200,7 +201,7 @@ def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     assert asked(GRID, "sweep.metric=log loss").config.less and asked(GRID, "sweep.metric=bytes up").config.less
 
 
-def course(sweep: Sweep, value: Callable[[Setting], float], stage: int = 0) -> list[list[Setting]]:
+def course(sweep: Sweep, value: Callable[[SettingValues], float], stage: int = 0) -> list[list[SettingValues]]:
     """What is proposed, batch by batch, where settings have these values."""
     search, found = proposals(sweep.config, stage), []
     batch = next(search)
@@ -224,7 +225,7 @@ over."models.pool" = [["linear"], ["mlp"]]
 def test_tpe_draws_the_same_again_and_learns(asked: Callable[..., Sweep]) -> None:
     pytest.importorskip("optuna")
 
-    def value(setting: Setting) -> float:
+    def value(setting: SettingValues) -> float:
         return -abs(math.log10(setting["params.lr"]) + 2) - (setting["models.pool"] == ["mlp"])
 
     one, two = (course(asked(TPE), value) for _ in range(2))
@@ -241,9 +242,8 @@ def test_tpe_draws_the_same_again_and_learns(asked: Callable[..., Sweep]) -> Non
 
 def test_random_draws_do_not_depend_on_values(asked: Callable[..., Sweep]) -> None:
     pytest.importorskip("optuna")
-    one, two = (
-        course(asked(TPE, "sweep.search=random"), lambda s, sign=sign: sign * s["params.lr"]) for sign in (1, -1)
-    )
+    signed = lambda sign, settings: sign * settings["params.lr"]
+    one, two = (course(asked(TPE, "sweep.search=random"), partial(signed, sign)) for sign in (1, -1))
     assert one == two and [len(batch) for batch in one] == [40]
 
 

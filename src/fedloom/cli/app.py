@@ -50,7 +50,6 @@ for command in (
 ADDED = commands()
 for name, added in ADDED.items():
     app.command(name)(added)
-app.command("relay", hidden=True)(remote.relay)
 app.add_typer(remote.audit, name="audit")
 
 if "reproduce" not in ADDED:
@@ -67,6 +66,9 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
     if err.is_terminal:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])

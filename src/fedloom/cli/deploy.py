@@ -188,7 +188,7 @@ def _jointly(
             "needs --id"
         )
     active = load_active(folder, trust=trust)
-    ids = None if rows is None or id is None else read_csv(rows, needed=[id])[id]
+    ids = None if rows is None or id is None else read_csv(rows, needed=[id])[id].text
     parts = [_read_embeddings(text) for text in embeddings]
     shares = active.predict(parts, ids)
     needed = len(active.manifest.needs)

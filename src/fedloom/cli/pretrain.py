@@ -12,7 +12,7 @@ from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.experiment.plan.pretraining import Training
-    from fedloom.experiment.run.weights import Card
+    from fedloom.experiment.plan.weights import Card
 
 
 def pretrain(
@@ -49,6 +49,7 @@ def pretrain(
     import tomli_w
 
     from fedloom.experiment.plan.build import data_of, pretrained_of
+    from fedloom.experiment.plan.pretrained import training_of
     from fedloom.experiment.plan.reading import read
 
     if target.is_dir() or target.suffix != ".safetensors":
@@ -62,7 +63,7 @@ def pretrain(
     if not run.pretrained.to_train:
         raise ConfigError("no network to train: name one of fedloom list models, such as --model resnet8x4")
     dataset, shares = data_of(run)
-    training = pretrained_of(run, dataset.kind).training(dataset, shares.server, run.engine.device)
+    training = training_of(pretrained_of(run, dataset.kind), dataset, shares.server, run.engine.device)
     parameters = sum(p.numel() for p in training.build().parameters())
     norm = f", norm {training.resolved_norm}" if training.resolved_norm else ""
     out.print(

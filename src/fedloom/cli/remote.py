@@ -11,7 +11,6 @@ import typer
 from fedloom.cli.listing import listing
 from fedloom.cli.options import PRIVATE, LogFormat, out
 from fedloom.core.errors import ConfigError, EngineError, did_you_mean
-from fedloom.core.renamed import NO_RELAY
 
 GRACE = 4.0
 """Seconds that a node may take to end after SIGTERM, SIGHUP or Ctrl-C."""
@@ -164,11 +163,6 @@ def verify(
         out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
     if found.torn:
         out.print(f"{found.torn:,} lines are incomplete: the process was killed while it wrote them")
-
-
-def relay(config: Annotated[str, typer.Argument(metavar="RELAY.toml")] = "") -> None:
-    """Removed: nodes dial the coordinator."""
-    raise ConfigError(f"fedloom relay was removed: {NO_RELAY}.")
 
 
 def brief(names: Sequence[str]) -> str:

@@ -79,7 +79,8 @@ def digest(tree: Tree) -> str:
         if isinstance(leaf, Tensor):
             array = leaf.detach().cpu().contiguous()
             sha.update(f"{array.dtype}{tuple(array.shape)}".encode())
-            sha.update(array.flatten().view(torch.uint8).numpy().tobytes())
+            if array.numel():  # strides of none may be 0, which view refuses
+                sha.update(array.flatten().view(torch.uint8).numpy().tobytes())
         else:
             sha.update(repr(leaf).encode())
     return sha.hexdigest()
@@ -87,7 +88,12 @@ def digest(tree: Tree) -> str:
 
 def map_tensors(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     """The tree with `fn` applied to its tensors; tuples become lists, as in a message."""
-    return _zip(lambda nodes: fn(nodes[0]) if isinstance(nodes[0], Tensor) else nodes[0], [tree])
+    return zip_tensors(lambda nodes: fn(nodes[0]), [tree])
+
+
+def zip_tensors(fn: Callable[[list[Tensor]], Tensor], trees: Sequence[Tree]) -> Tree:
+    """One tree whose tensors are `fn` of the corresponding tensors of trees of one structure."""
+    return _zip(lambda nodes: fn(nodes) if isinstance(nodes[0], Tensor) else nodes[0], list(trees))
 
 
 def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:

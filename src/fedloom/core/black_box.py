@@ -100,7 +100,7 @@ class BlackBoxModel:
         raise ModelError(f"{self.name}: its classes_ after fit must be different labels from 0 to {self.classes - 1}")
 
     def cached(self, key: bytes, make: "Callable[[], CrossFit]") -> "CrossFit":
-        """The latest fits of this model in this process if they have this key, or else those of `make`."""
+        """The latest fits of this model in this process if they have this key, or else what `make` returns."""
         entry = _FITS.get(self)
         if entry is None or entry[0] != key:
             entry = _FITS[self] = (key, make())

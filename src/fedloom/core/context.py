@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import message
+from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.errors import MethodError
 from fedloom.core.message import Tree
@@ -129,7 +130,7 @@ class BatchCache:
         self._held: dict[Any, tuple[weakref.ref[Any], Any]] = {}
 
     def get(self, owner: object, key: Any, make: Callable[[], Kept]) -> Kept:
-        """The cached value for this owner and key, or else that of `make`. It must not be changed in place."""
+        """The cached value for this owner and key, or else the value of `make`. It must not be changed in place."""
         key = (id(owner), key)
         cached_for, value = self._held.pop(key, (None, None))
         if value is not None:
@@ -198,9 +199,12 @@ class ClientContext:
         pretrained: at the server only: loads its pretrained model.
         encoder: builds the pretrained model's architecture with other weights: at the server, and at clients of a
             method that sends them its weights.
+        columns: names of the columns of raw rows; empty if the method needs none.
+        words: for each of these columns, the words of a category, whose values are 0, 1, …; () for numbers.
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
+        aggregator: how the run takes means: for peers, which take their own.
         privacy_budget: charges private releases to the budget of its rows, if they have one: see
             `fedloom.protect.noise.charge`.
     """
@@ -220,9 +224,12 @@ class ClientContext:
     group_networks: Sequence[Callable[[], nn.Module]] = ()
     pretrained: Callable[[], nn.Module] | None = None
     encoder: Callable[[], nn.Module] | None = None
+    columns: Sequence[str] = ()
+    words: Sequence[Sequence[str]] = ()
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
     secret: int | None = None
+    aggregator: Aggregator = MEAN
     privacy_budget: Callable[[float, int, float], None] | None = None
 
     @property

@@ -176,17 +176,20 @@ class Engine(AbstractContextManager["Engine"]):
         parties: Sequence[int],
         method: str,
         shared: Mapping[str, Tree],
+        each: Mapping[int, Mapping[str, Tree]] | None,
         expect: Template,
         weight: str | None,
         call: CallId,
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
-        """Run `method` at each party and add up the replies as integers: see `fedloom.core.fixed_point`.
+        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`.
 
         Returns:
             The sum (d + 1,) uint64, or None if too few parties were left for one; and for each party the reason why
             its reply is not part of it.
         """
-        return self._sum([self._task(i, method, shared, {}, call) for i in parties], expect, weight)
+        return self._sum(
+            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties], expect, weight
+        )
 
     @final
     def exchange(
@@ -395,7 +398,7 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
 
 
 def references(value: Any) -> list[ReplyRef]:
-    """The references in an argument: one, those of a dict, or none."""
+    """The references in an argument: one, all in a dict, or none."""
     return [v for v in (value.values() if isinstance(value, dict) else [value]) if isinstance(v, ReplyRef)]
 
 

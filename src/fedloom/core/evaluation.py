@@ -52,7 +52,7 @@ class LeaksLabels(ActiveParty, Protocol):
     def exposed(self, contributions: Mapping[int, Tensor]) -> Mapping[str, Mapping[int, Tensor]]:
         """The label-dependent messages that each party would receive next, by kind and party; it changes no state.
 
-        `contributions` are those of the aligned rows, (N_a, d). Kinds, on which `fedloom.protect.attacks` has attacks:
+        `contributions` (N_a, d) are of the aligned rows. Kinds, on which `fedloom.protect.attacks` has attacks:
         "gradients" (N_a, d) of the loss by a contribution; "logit gradients", the same where contributions are logits
         (N_a, K); and "prototypes" (K, d), zeros for a class that has none.
         """
@@ -65,13 +65,13 @@ def predictions(
     eval_mode: str = "",
     broadcast: Mapping[str, Tree] | None = None,
     probabilities: bool = False,
-) -> dict[str, Tree]:
+) -> dict[str, Tensor]:
     """Predicted classes (n,) on the test rows named `on` in `ClientContext.tests`, their mean cross-entropy (), and
-    with `probabilities` those of all classes (n, K). `Party.prepare` gets the other arguments."""
+    with `probabilities` the probabilities of all classes (n, K). `Party.prepare` gets the other arguments."""
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
         logits = party.infer(party.context.tests[on].every)
-    found: dict[str, Tree] = {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
+    found = {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
     return {**found, "probabilities": torch.softmax(logits, -1)} if probabilities else found
 
 
@@ -83,7 +83,7 @@ def score(
     `chance` is the accuracy of always predicting the most frequent class. The loss is clipped at `MAX_LOSS` and rounded
     to three decimals, so that a malicious model cannot encode a row in it.
     """
-    result: Any = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
+    result = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
     labels = _labels(party, on)
     return {
         "accuracy": (result["predicted"] == labels).float().mean(),
@@ -100,12 +100,12 @@ def exact_scores(
 
     They are for the owner of the rows: no engine runs this for a coordinator.
     """
-    found: Any = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast, probabilities=True)
+    found = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast, probabilities=True)
     y, p = _labels(party, on).cpu().numpy(), found["probabilities"].double().cpu().numpy()
     return {"rows": len(y), "accuracy": float((p.argmax(1) == y).mean()), **scored(y, p)}
 
 
-def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tree]:
+def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tensor]:
     """The classes (n,) that a passive party predicts alone on the test rows named `on`."""
     if not isinstance(party, PredictsAlone):
         raise MethodError(f"{type(party).__name__} cannot predict alone; define alone()")

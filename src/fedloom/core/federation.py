@@ -4,7 +4,8 @@ A method's round runs at one party: a server, the active party, or a coordinator
 calls the other parties with `call`, lets them exchange messages with `exchange`, and draws participants with `sample`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core import message
+from fedloom.core.aggregate import MEAN, Aggregator, Combined, Kinds, Weights
 from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
-from fedloom.core.fixed_point import LEAST, decoded, size, threshold
+from fedloom.core.fixed_point import LEAST, decoded, encoded, size, threshold, totaled
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -35,17 +37,15 @@ class CallFailure:
 
 
 @dataclass(frozen=True)
-class SecureMean:
-    """The result of `Federation.sum`.
+class Total:
+    """The result of `Federation.total`.
 
     Attributes:
-        mean: the weighted mean of the replies, a float32 tree without the weight.
-        weight: the sum of all weights.
+        value: the sum of the replies, a tree of int64 tensors.
         ids: the parties whose replies are part of it.
     """
 
-    mean: Any
-    weight: int
+    value: Any
     ids: tuple[int, ...]
 
 
@@ -60,11 +60,14 @@ class Federation:
         param_shapes: names and shapes of the network's parameters, without values, if all parties have one network.
         colocated: parties in the coordinator's organization, such as the active party's own columns. Messages between
             them and the coordinator are not counted.
+        aggregator: how the run takes means.
+        means: the methods of the clients' page whose replies only enter means (`MEANS`); None if it is not known.
 
     Attributes:
         round: the current round; set by the run.
         ledger: all messages so far.
         failures: all failed calls so far.
+        contributions: the number of means of the current round that each party is part of.
     """
 
     def __init__(
@@ -76,18 +79,22 @@ class Federation:
         graph: Mapping[int, Sequence[int]] | None = None,
         param_shapes: Mapping[str, Tensor] | None = None,
         colocated: Iterable[int] = (),
+        aggregator: Aggregator = MEAN,
+        means: Collection[str] | None = None,
     ) -> None:
         self.engine = engine
         self.seed = seed
         self.coordinator = coordinator
         self.param_shapes = param_shapes or {}
         self.colocated = frozenset(colocated)
+        self.aggregator = aggregator
+        self.means_of_page = means
         self.graph = None if graph is None else {i: frozenset(near) for i, near in graph.items()}
         self.ledger = Ledger()
         self.failures: list[CallFailure] = []
         self.usable: set[tuple[str, str]] = set()  # party and kind of each usable reply
-        self._round = 0
-        self._calls = 0
+        self.contributions: Counter[int] = Counter()
+        self._round = self._calls = self._means = 0
 
     @property
     def round(self) -> int:
@@ -96,7 +103,8 @@ class Federation:
 
     @round.setter
     def round(self, t: int) -> None:
-        self._round, self._calls = t, 0
+        self._round, self._calls, self._means = t, 0, 0
+        self.contributions = Counter()
 
     def call(
         self,
@@ -131,16 +139,30 @@ class Federation:
             MethodError: every party raised, which means an error in the page; the page does not define the method; or
                 both `expect` and `expects` are given.
         """
+        ids = list(parties)
+        if self.aggregator.hidden and method in (self.means_of_page or ()) and not self.colocated.issuperset(ids):
+            raise MethodError(
+                f"[aggregate] {self.aggregator} hides single replies to {method!r} of MEANS: call it by fed.mean"
+            )
+        return self._call(ids, method, shared, each, expect, expects, check, min_replies)
+
+    def _call(
+        self,
+        ids: Sequence[int],
+        method: str,
+        shared: Mapping[str, Any] | None,
+        each: Mapping[int, Mapping[str, Any]] | None,
+        expect: Template = object,
+        expects: Mapping[int, Template] | None = None,
+        check: Callable[[int, Any], None] | None = None,
+        min_replies: int = 0,
+    ) -> dict[int, Any]:
+        """See `call`."""
         _check_callable(method)
         if expects is not None and expect is not object:
             raise MethodError(f"the call of {method!r} has both expect and expects; pass only one of them")
-        ids = list(parties)
         common = dict(shared or {})
-        if each:
-            for i in ids:
-                self._record(i, method, {**common, **each[i]}, down=True)
-        else:
-            self._record_shared([i for i in ids if i not in self.colocated], method, common)
+        self._record_down(ids, method, common, each)
         replies = self.engine.call(ids, method, common, each, self._next())
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
@@ -164,44 +186,139 @@ class Federation:
             return {}
         return valid
 
-    def sum(
+    def mean(
         self,
         parties: Iterable[int],
         method: str,
         *,
         expect: Template,
         shared: Mapping[str, Any] | None = None,
+        each: Mapping[int, Mapping[str, Any]] | None = None,
         weight: str | None = None,
-        min_replies: int = 0,
-    ) -> SecureMean | None:
-        """One message to each party, and the weighted mean of their replies, none of which anybody sees alone.
-
-        At nodes the coordinator gets masked replies that only their sum unmasks: see `fedloom.protect.masks`. Replies
-        are rounded to steps of 2^-24 and added as integers, so every engine gives the same bits.
+        around: Any = None,
+        kind: Kinds = "values",
+        read: Callable[[int, Any], Any] | None = None,
+        check: Callable[[int, Any], None] | None = None,
+        min_replies: int = 1,
+    ) -> Combined | None:
+        """One message to each party, and the mean of their replies as the run's `[aggregate]` takes it: the weighted
+        mean, or by a robust rule, as a secure sum, or with noise. The page has no line about it.
 
         Args:
-            parties: their ids, at least 3.
-            method: the name of the method that the message calls; the page lists it in `SUMMED`.
-            expect: the template of a valid reply, tensors of floats with every dimension known. A party checks its own
-                reply by it.
-            shared: arguments for all parties.
-            weight: the name of the weight in a reply, such as `rows`; None for equal weights.
+            parties: their ids.
+            method: the name of the method that the message calls; the page's clients list it in `MEANS`.
+            expect: the template of a valid reply. A secure sum needs tensors of floats with every dimension known.
+            shared, each, check: as in `call`.
+            weight: the name of the weight in a reply: a whole number, such as `rows`, or numbers (K,) for means of each
+                class of tensors (K, ...); None for equal weights. A reply without a weight above 0 is refused.
+            around: a tree like a reply without its weight, from which replies differ, such as the weights that were
+                sent; None if there is none.
+            kind: what the numbers are: see `fedloom.core.aggregate`.
+            read: makes a tree of tensors of a party's id and its reply, such as by decoding. A secure sum has no reply
+                to read: a page that cannot do without refuses it by `refuses` of its config.
             min_replies: the least number of replies that the step needs.
 
         Returns:
-            None if fewer than `min_replies`, or fewer than two thirds of the parties, were left.
+            None if fewer than `min_replies`, or fewer than the run's `[aggregate]` needs, were left.
 
         Raises:
-            MethodError: fewer than 3 parties, or every party raised.
+            MethodError: as in `call`; or the page's clients do not list the method in `MEANS`.
+        """
+        self._check_listed(method)
+        ids = list(parties)
+        if self.aggregator.secure:
+            return self._sum(ids, method, expect, shared, each, weight, min_replies)
+        least = max(min_replies, self.aggregator.least)
+        replies = self._call(ids, method, shared, each, expect, None, _weighted(weight, check), least)
+        return self.combine(replies, weight=weight, around=around, kind=kind, read=read)
+
+    def means(
+        self,
+        groups: Mapping[str, Sequence[int]],
+        method: str,
+        *,
+        expect: Mapping[str, Template],
+        around: Mapping[str, Any],
+        shared: Mapping[str, Any] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        weight: str | None = None,
+    ) -> dict[str, Combined]:
+        """As `mean`, of each group of parties; `expect`, `each` and `around` are by group. Groups with too few replies
+        are left out."""
+        self._check_listed(method)
+        group = {i: g for g, ids in groups.items() for i in ids}
+        own = {i: each[g] for i, g in group.items()} if each else None
+        if self.aggregator.secure:
+            sums = {g: self._sum(ids, method, expect[g], shared, own, weight) for g, ids in groups.items()}
+            return {g: mean for g, mean in sums.items() if mean is not None}
+        expects = {i: expect[g] for i, g in group.items()}
+        replies = self._call(sorted(group), method, shared, own, object, expects, _weighted(weight, None))
+        found = {}
+        for g in groups:
+            members = {i: reply for i, reply in replies.items() if group[i] == g}
+            if (mean := self.combine(members, weight=weight, around=around[g])) is not None:
+                found[g] = mean
+        return found
+
+    def combine(
+        self,
+        replies: Mapping[int, Any],
+        *,
+        weight: str | None = None,
+        around: Any = None,
+        kind: Kinds = "values",
+        read: Callable[[int, Any], Any] | None = None,
+    ) -> Combined | None:
+        """The mean, as the run's `[aggregate]` takes it, of replies that the coordinator has, by id, such as the last
+        one of each party. For the other arguments see `mean`.
+
+        Returns:
+            None if there are none with a weight above 0, or fewer than the run's `[aggregate]` needs.
+
+        Raises:
+            MethodError: the run has secure sums, of which the coordinator has no replies.
+        """
+        how = self.aggregator
+        if how.secure:
+            raise MethodError("with aggregate.secure = true a page takes means by fed.mean, which adds masked replies")
+        replies = {i: reply for i, reply in replies.items() if weight is None or bool((reply[weight] > 0).any())}
+        if len(replies) < max(how.least, 1):
+            return None
+        values = replies if read is None else {i: read(i, reply) for i, reply in replies.items()}
+        weights, total = None, len(replies)
+        if weight is not None:
+            weights, total = _claims([torch.as_tensor(reply[weight]) for reply in replies.values()], how)
+            values = {i: {k: x for k, x in value.items() if k != weight} for i, value in values.items()}
+        key = (self.round, self._means) if self._means else (self.round,)
+        self._means += 1
+        value = how.combine(list(values.values()), weights, around=around, kind=kind, key=key)
+        self.contributions.update(replies.keys())
+        return Combined(value, total, tuple(replies), None if how.hidden else replies)
+
+    def _sum(
+        self,
+        ids: Sequence[int],
+        method: str,
+        expect: Template,
+        shared: Mapping[str, Any] | None,
+        each: Mapping[int, Mapping[str, Any]] | None,
+        weight: str | None,
+        min_replies: int = 1,
+    ) -> Combined | None:
+        """The weighted mean of replies, none of which anybody sees alone.
+
+        At nodes the coordinator gets masked replies that only their sum unmasks: see `fedloom.protect.masks`. Replies
+        are rounded to steps of 2^-24 and added as integers, so every engine gives the same bits. None if fewer than
+        `min_replies`, fewer than two thirds of the parties, or fewer than 3 were left.
         """
         _check_callable(method)
-        ids, common = list(parties), dict(shared or {})
+        least = max(min_replies, threshold(len(ids)))
         if len(ids) < LEAST:
-            raise MethodError(
-                f"a secure sum needs at least {LEAST} parties, not {len(ids)}: add clients, or set secure = false"
-            )
-        self._record_shared(ids, method, common)
-        total, failures = self.engine.sum(ids, method, common, expect, weight, self._next())
+            self._fail(self.coordinator, method, Failure(f"fewer than {least} parties for a secure sum"))
+            return None
+        common = dict(shared or {})
+        self._record_down(ids, method, common, each)
+        total, failures = self.engine.sum(ids, method, common, each, expect, weight, self._next())
         if all(f is not None and f.reason == "raised" and not f.injected for f in failures):
             trace = failures[0].trace  # type: ignore[union-attr]
             raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
@@ -214,12 +331,44 @@ class Federation:
             else:
                 self._fail(self.engine.name(i), method, failure)
         self._record_masks(valid)
-        least = max(min_replies, threshold(len(ids)))
         if total is None or len(valid) < least:
             self._fail(self.coordinator, method, Failure(f"fewer than {least} replies for a secure sum"))
             return None
         whole, mean = decoded(total, expect, weight)
-        return SecureMean(mean, whole, tuple(valid))
+        return Combined(mean, whole, tuple(valid))
+
+    def total(
+        self,
+        parties: Iterable[int],
+        method: str,
+        *,
+        expect: Template,
+        shared: Mapping[str, Any] | None = None,
+        each: Mapping[int, Mapping[str, Any]] | None = None,
+        min_replies: int = 1,
+    ) -> Total | None:
+        """One message to each party, and the exact sum of their replies, modulo 2^64.
+
+        Args:
+            parties: their ids.
+            method: the name of the method that the message calls.
+            expect: the template of a valid reply: tensors of int64 with every dimension known.
+            shared, each: as in `call`.
+            min_replies: the least number of replies that the step needs.
+
+        Returns:
+            None if fewer than `min_replies` were left.
+
+        Raises:
+            MethodError: as in `call`.
+        """
+        replies = self.call(
+            parties, method, shared=shared, each=each, expect=expect, min_replies=max(1, min_replies)
+        )  # fmt: skip
+        if not replies:
+            return None
+        first, *others = (encoded(reply, None, len(replies)) for reply in replies.values())
+        return Total(totaled(sum(others, first), expect), tuple(replies))
 
     def exchange(
         self,
@@ -305,6 +454,11 @@ class Federation:
         masks = {i: mask.tolist() for i, mask in replies.items()}
         return {i: [j for j in self.neighbours(i, present) if mask[j]] for i, mask in masks.items()}
 
+    def _check_listed(self, method: str) -> None:
+        """Raise MethodError if the page's clients do not list the method in MEANS."""
+        if self.means_of_page is not None and method not in self.means_of_page:
+            raise MethodError(f"fed.mean calls {method!r}: list it in MEANS of the page's client, as in CALLS")
+
     def _check_links(self, links: Mapping[int, Sequence[int]]) -> None:
         for i, neighbours in links.items():
             for j in neighbours:
@@ -324,6 +478,16 @@ class Federation:
         if i not in self.colocated:
             ends = (self.coordinator, self.engine.name(i))
             self.ledger.record(self.round, *(ends if down else ends[::-1]), kind, tree)
+
+    def _record_down(
+        self, ids: Sequence[int], kind: str, common: Mapping[str, Any], each: Mapping[int, Mapping[str, Any]] | None
+    ) -> None:
+        """Record one message to each party, with its own arguments if there are any."""
+        if not each:
+            self._record_shared([i for i in ids if i not in self.colocated], kind, common)
+            return
+        for i in ids:
+            self._record(i, kind, {**common, **each[i]}, down=True)
 
     def _record_shared(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
         """Record one message to each receiver, all with the same content."""
@@ -345,6 +509,29 @@ class Federation:
 
     def _fail(self, party: str, kind: str, failure: Failure) -> None:
         self.failures.append(CallFailure(self.round, party, kind, failure.reason, failure.trace))
+
+
+def _weighted(weight: str | None, check: Callable[[int, Any], None] | None) -> Callable[[int, Any], None] | None:
+    """`check`, after one that a reply has a weight above 0, and no negative one."""
+    if weight is None:
+        return check
+
+    def weighted(i: int, reply: Any) -> None:
+        if bool((reply[weight] < 0).any()) or not bool((reply[weight] > 0).any()):
+            raise MessageError(f"{weight!r} must be above 0 to be a weight")
+        if check is not None:
+            check(i, reply)
+
+    return weighted
+
+
+def _claims(each: Sequence[Tensor], how: Aggregator) -> tuple[Weights, Any]:
+    """The weights of replies from what they claim, () or (K,) by class, and the sum of the weights that count."""
+    if each[0].dim() == 0:
+        return (None, len(each)) if how.even else ([int(w) for w in each], sum(map(int, each)))
+    weights = torch.stack([*each])
+    have = (weights > 0).sum(0)
+    return weights, torch.where(have >= how.least, have if how.even else weights.sum(0), 0)
 
 
 def _groups(links: Mapping[int, Sequence[int]], at_once: int | None) -> Iterator[dict[int, Sequence[int]]]:

@@ -1,7 +1,10 @@
 """Numbers as integers modulo 2^64: their sum has the same bits in any order, on any engine, with masks or without.
 
+Tensors of int64 are added as they are: see `Federation.total`.
+
 A number x with |x| <= LARGEST becomes round(x 2^24), an exact integer in float64; a contribution with weight w has w
-times these, and w itself. The sum of all weights may be at most `MOST_WEIGHT`, so that no sum leaves the ring.
+times these, and w itself, or a weight for each class. The sum of all weights may be at most `MOST_WEIGHT`, so that no
+sum leaves the ring.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,55 +34,94 @@ def threshold(n: int) -> int:
 
 
 def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
-    """The integers (d + 1,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
+    """The integers (d + k,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
 
     Args:
-        reply: a tree of finite tensors of floats, besides the weight.
-        weight: the name of its weight, a whole number such as `rows`; None for 1.
+        reply: a tree of finite tensors of floats, besides the weight; or, without a weight, of int64.
+        weight: the name of its weight, a whole number such as `rows`, or whole numbers (k,) by class, each of which
+            weighs the numbers of its class in tensors (k, ...); None for 1.
         parties: the maximum number of contributions to the sum; each may have an equal share of `MOST_WEIGHT`.
 
     Raises:
-        MessageError: the weight is negative or too large, or a tensor is not of floats.
+        MessageError: a weight is negative or too large, or a tensor is of neither.
     """
-    w = 1 if weight is None else int(reply[weight])
-    if not 0 <= w <= MOST_WEIGHT // parties:
-        raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w}")
+    w = np.array([1]) if weight is None else torch.as_tensor(reply[weight]).cpu().numpy().astype(np.int64).reshape(-1)
+    if w.min(initial=0) < 0 or w.max(initial=0) > MOST_WEIGHT // parties:
+        raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w.tolist()}")
     numbers = [np.empty(0, dtype=np.int64)]
     for path, x in _summed(reply, weight):
+        if isinstance(x, Tensor) and x.dtype == torch.int64 and weight is None:
+            numbers.append(x.detach().cpu().flatten().numpy())
+            continue
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise MessageError(f"{path} must be a tensor of floats to be summed")
         clipped = x.detach().cpu().double().flatten().clamp(-LARGEST, LARGEST)
-        numbers.append((clipped * 2.0**FRACTION).round().to(torch.int64).numpy())
-    return np.append(np.concatenate(numbers) * w, w).view(np.uint64)
+        numbers.append((clipped * 2.0**FRACTION).round().to(torch.int64).numpy() * _spread(w, x.numel()))
+    return np.append(np.concatenate(numbers), w).view(np.uint64)
 
 
-def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[int, dict[str, Any] | Tensor]:
+def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[Any, Any]:
     """The sum of all weights, and the weighted mean as a float32 tree without the weight.
 
     Args:
-        total: the sum (d + 1,) uint64 of contributions.
+        total: the sum (d + k,) uint64 of contributions.
         like: the template of a reply; every dimension must be known.
         weight: the name of the weight.
+
+    Returns:
+        The sum of the weights, a number or a tensor (k,) int64; and the mean, which is 0 for a class without a weight.
 
     Raises:
         MessageError: the sum does not have the template's size, or all weights are 0.
     """
-    whole = total.view(np.int64)
-    w = int(whole[-1])
-    if len(whole) != size(like, weight) or w <= 0:
+    if any(isinstance(x, Shape | Tensor) and x.dtype == torch.int64 for _, x in _summed(like, weight)):
+        raise MessageError("integers have a total, not a mean: call fed.total")
+    whole, k = total.view(np.int64), _weights(like, weight)
+    if len(whole) != size(like, weight) or not (whole[-k:] >= 0).all() or not whole[-k:].any():
         raise MessageError("a sum must have the template's size and a weight above 0")
-    mean = torch.from_numpy(whole[:-1].astype(np.float64) / (w * 2.0**FRACTION)).float()
-    parts = iter(torch.split(mean, [_count(x) for _, x in _summed(like, weight)]))
-    return w, _filled(like, weight, parts)
+    w, parts, start = whole[-k:], [], 0
+    for _, leaf in _summed(like, weight):
+        numbers = whole[start : start + (count := _count(leaf))].astype(np.float64)
+        parts.append(torch.from_numpy(numbers / (_spread(w, count).clip(1) * 2.0**FRACTION)).float())
+        start += count
+    tree: Any = like
+    scalar = weight is None or not _dims(tree[weight])
+    return (int(w[0]) if scalar else torch.from_numpy(w.copy())), _filled(like, weight, iter(parts))
+
+
+def totaled(total: np.ndarray, like: Template) -> Any:
+    """The sum of replies as a tree of int64 tensors; arguments as in `decoded`.
+
+    Raises:
+        MessageError: the sum does not have the template's size, or a tensor is not of int64.
+    """
+    if any(getattr(x, "dtype", None) != torch.int64 for _, x in _summed(like, None)):
+        raise MessageError("a total is of int64 tensors alone")
+    if len(total) != size(like, None):
+        raise MessageError("a sum must have the template's size")
+    whole = torch.from_numpy(total[:-1].view(np.int64))
+    return _filled(like, None, iter(torch.split(whole, [_count(x) for _, x in _summed(like, None)])))
 
 
 def size(like: Template, weight: str | None) -> int:
-    """The number d + 1 of integers of a contribution.
+    """The number d + k of integers of a contribution.
 
     Raises:
         MessageError: a dimension is unknown.
     """
-    return 1 + sum(_count(x) for _, x in _summed(like, weight))
+    return _weights(like, weight) + sum(_count(x) for _, x in _summed(like, weight))
+
+
+def _weights(like: Any, weight: str | None) -> int:
+    """The number k of weights of a contribution."""
+    return 1 if weight is None else _count(like[weight])
+
+
+def _spread(w: np.ndarray, count: int) -> np.ndarray:
+    """The weight of each of `count` numbers, from weights (k,) of as many equal parts of them."""
+    if count % len(w):
+        raise MessageError(f"{count} numbers have no means by {len(w)} classes")
+    return np.repeat(w, count // len(w))
 
 
 def _summed(tree: Any, weight: str | None) -> Iterator[tuple[str, Any]]:

@@ -32,6 +32,7 @@ from fedloom.core._trees import (
     map_tensors,
     refuse,
     weighted_mean,
+    zip_tensors,
 )
 from fedloom.core.errors import MessageError
 
@@ -54,6 +55,7 @@ __all__ = [
     "map_tensors",
     "size",
     "weighted_mean",
+    "zip_tensors",
 ]
 
 FORMAT: Final = "fedloom/1"

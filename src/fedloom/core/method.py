@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
@@ -27,6 +28,7 @@ Need: TypeAlias = Literal[
     "pretrained server model",
     "pretrained encoder",
     "pooled rows",
+    "raw rows",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -50,6 +52,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "pretrained encoder": (
         "horizontal",
         "The server has a pretrained model, and clients build its architecture to receive its weights.",
+    ),
+    "raw rows": (
+        "horizontal",
+        "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
 }
@@ -133,6 +139,10 @@ class MethodConfig(BaseModel):
         """The number of participants of a round: `clients_per_round` if the config has it, else all clients."""
         return min(clients, getattr(self, "clients_per_round", None) or clients)
 
+    def refuses(self, aggregator: Aggregator) -> str:
+        """Why a run with these settings cannot take its means this way, and what to set instead; "" if it can."""
+        return ""
+
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
         """The differential privacy of the messages with these settings."""
@@ -171,6 +181,11 @@ class Method:
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
         any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
+        linear: whether it is of use with a network that has no hidden layer.
+        quadratic: whether the time of a round grows with the square of the number of clients.
+        trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
+            only by name. At equal scores the lower rank wins.
+        trial_variants: further settings that `fedloom trial` tries, by their name in its report.
     """
 
     name: str
@@ -189,6 +204,10 @@ class Method:
     min_clients: int = 1
     contributors: tuple[int, ...] = ()
     any_contributor: bool = False
+    linear: bool = False
+    quadratic: bool = False
+    trial_rank: int = 0
+    trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for need in self.needs:

@@ -1,7 +1,7 @@
 """A live `nn.Module` whose state is one block of memory, with its parameters as views of one flat vector.
 
 With one vector, an optimizer step takes a few operations whatever the number of layers. With one block, a snapshot is
-one copy, and an engine can place the state in shared memory, on disk, or beside that of other parties for batching.
+one copy, and an engine can place the state in shared memory, on disk, or beside other parties' for batching.
 """
 
 import contextlib
@@ -264,7 +264,7 @@ class Network:
         _, outputs, moved = self._pass(x)
         if gradient.shape != outputs.shape:
             raise ValueError(f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}")
-        # The same gradients as those of outputs.backward(gradient), which imports SymPy: half a second in each process.
+        # The gradients of outputs.backward(gradient), which imports SymPy: half a second in each process.
         self._step((outputs * gradient.detach()).sum())
         copy_state(self._buffers, moved, "buffers")
 

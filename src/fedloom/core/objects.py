@@ -34,7 +34,7 @@ def hold(label: str, content: bytes, value: Any, **about: Any) -> str:
 
 
 def is_object(name: str) -> bool:
-    """Whether a name is that of an object, held or not."""
+    """Whether a name belongs to an object, held or not."""
     return name.startswith(PREFIX)
 
 

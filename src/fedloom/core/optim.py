@@ -1,7 +1,7 @@
 """Optimizers over one flat vector.
 
 A party's parameters are views of one vector (see `fedloom.core.network`), so a step is a handful of operations on
-long vectors instead of one per layer. The formulas are those of `torch.optim`, and a test holds them to it.
+long vectors instead of one per layer. The formulas are `torch.optim`'s, and a test holds them to it.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """The names that method pages are written with, in one module: `from fedloom.core.page import Method, Party, …`."""
 
+from fedloom.core.aggregate import Aggregator, Combined, Kinds
 from fedloom.core.black_box import BlackBoxModel, CrossFit
 from fedloom.core.context import BATCH_CACHE, ClientContext, aligned_plan, epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, MethodError, ModelError, NotReady
@@ -9,12 +10,12 @@ from fedloom.core.message import Shape, Template, Tree, check_finite, floats, ma
 from fedloom.core.method import Guarantee, Method, MethodConfig
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD, Adam, Optimizer, Rate
-from fedloom.core.party import Party
+from fedloom.core.party import LearnedTable, Party
 
 __all__ = [
-    "BATCH_CACHE", "SGD", "Adam", "BlackBoxModel", "ClientContext", "ConfigError", "CrossFit", "Federation",
-    "Guarantee",
-    "MessageError", "Method", "MethodConfig", "MethodError", "ModelError", "Network", "NotReady", "Optimizer",
-    "Party", "Rate", "Shape", "Template", "Tree", "aligned_plan", "cap_rows", "check_finite", "epoch_plan",
-    "floats", "kl", "kl_gradient", "map_tensors", "reverse_kl_gradient", "sample_plan", "weighted_mean",
+    "BATCH_CACHE", "SGD", "Adam", "Aggregator", "BlackBoxModel", "ClientContext", "Combined", "ConfigError", "CrossFit",
+    "Federation", "Guarantee", "Kinds", "LearnedTable", "MessageError", "Method", "MethodConfig", "MethodError",
+    "ModelError", "Network", "NotReady", "Optimizer", "Party", "Rate", "Shape", "Template", "Tree", "aligned_plan",
+    "cap_rows", "check_finite", "epoch_plan", "floats", "kl", "kl_gradient", "map_tensors", "reverse_kl_gradient",
+    "sample_plan", "weighted_mean",
 ]  # fmt: skip

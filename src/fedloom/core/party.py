@@ -6,8 +6,9 @@ engine may move a party to another process, rebuild it from its state, or resume
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +29,21 @@ Note: TypeAlias = float | list[float]
 """A diagnostic of a party: a number or a vector."""
 
 
+@dataclass(frozen=True)
+class LearnedTable:
+    """A table for a report.
+
+    Attributes:
+        title: a line.
+        columns: headings.
+        rows: values: text in the first column, then text, numbers or None.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+
+
 class Party(Generic[ConfigT_co]):
     """One participant. Subclasses declare `STATE` and initialize it in `setup`.
 
@@ -40,20 +56,19 @@ class Party(Generic[ConfigT_co]):
             `fed.exchange`.
         TO_PEERS: methods whose replies go to peers only: those named as `ask` and `answer` in `fed.exchange`. A node
             never sends these replies to the coordinator, and refuses every method that is in neither list.
-        SUMMED: methods in CALLS whose replies are only added up, by `fed.sum`, where `cfg.secure` is true. A node then
+        MEANS: methods in CALLS whose replies only enter a mean: those named in `fed.mean`; among peers, methods in
+            TO_PEERS. A run may then name a robust rule, secure sums or noise in `[aggregate]`. With secure sums a node
             never sends one of these replies to the coordinator unmasked.
-        FROM_PEERS: arguments that come from peers: a node takes them from nobody else.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
     """
 
-    FROM_PEERS: ClassVar[tuple[str, ...]] = ("inbox", "asked")
     STATE: ClassVar[tuple[str, ...]] = ()
     EXPORT: ClassVar[tuple[str, ...]] = ("params", "buffers")
     ROLE: ClassVar[str] = ""
     CALLS: ClassVar[tuple[str, ...]] = ()
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
-    SUMMED: ClassVar[tuple[str, ...]] = ()
+    MEANS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: ConfigT_co, context: ClientContext) -> None:
         self._network: Network | None = None
@@ -101,8 +116,9 @@ class Party(Generic[ConfigT_co]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or those of `x` if the
-        config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as those of a black box.
+        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or the statistics
+        of `x` if the config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as a black
+        box's.
         """
         return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
@@ -264,6 +280,10 @@ class Party(Generic[ConfigT_co]):
         """At a server: what every client receives before it is evaluated, such as the current global weights."""
         return {}
 
+    def findings(self) -> Sequence[LearnedTable]:
+        """At a server: what it has learned so far, such as coefficients, for the run's result and report."""
+        return ()
+
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Prepare the network for an evaluation, such as by fine-tuning; the change is undone afterwards.
 
@@ -301,7 +321,7 @@ class Party(Generic[ConfigT_co]):
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
-        differ from those of this party."""
+        differ from this party's."""
         if tuple(state) != self.state_names:
             raise StateError(
                 f"{type(self).__name__} has the state {self.state_names}, but the state to load has {tuple(state)}: "

@@ -1,11 +1,11 @@
-"""Import paths such as `package.module:name`, folders for caches and output, and file locks."""
+"""Import paths such as `package.module:name`, folders for caches and output, file locks, and atomic writes."""
 
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 try:
     import fcntl
@@ -66,3 +66,38 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """A context that holds a lock file; yields whether this process has the lock, see `lock`."""
     with path.open("a") as file:
         yield lock(file, wait=wait)
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replace the content of `path` by `data`, in one or more parts. Readers and crashes see the old content or the new
+    one, never a part. Concurrent writers wait for each other."""
+    draft = path.with_name(f".{path.name}.draft")
+    with _locked_draft(draft) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(draft, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _locked_draft(draft: Path) -> Iterator[BinaryIO]:
+    """The draft, locked and empty. A draft that a killed process left is reused."""
+    while True:
+        with draft.open("ab") as file:
+            lock(file, wait=True)
+            if _same_file(draft, file):  # else the writer before has moved it into place
+                file.truncate(0)
+                yield file
+                return
+
+
+def _same_file(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

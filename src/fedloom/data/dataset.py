@@ -50,6 +50,11 @@ class Dataset:
     fits: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
     """The fill (F,), shift and scale of a table's columns: one for each owner, by which x is scaled already, or one for
     all, by which only missing numbers are filled."""
+    words: tuple[tuple[str, ...], ...] = ()
+    """For each column of a table as it was read, the words of a category, whose values are 0, 1, …; () for numbers.
+    Empty for encoded columns."""
+    offset: np.ndarray | None = None
+    """(F,) float64: what was subtracted from each column of x, so that float32 tells its numbers apart; None for 0."""
     ready: bool = False
     """Whether rows are inputs of networks as they are, so that they are not standardized."""
 
@@ -124,6 +129,7 @@ class DatasetInfo:
     columns: tuple[str, ...]
     shift: np.ndarray
     scale: np.ndarray
+    words: tuple[tuple[str, ...], ...] = ()
 
 
 DatasetLike: TypeAlias = Dataset | DatasetInfo

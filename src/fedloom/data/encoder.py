@@ -7,19 +7,22 @@ importing scikit-learn takes seconds.
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
 from fedloom.data.options import Understanding
-from fedloom.data.tables import MISSING, RawTable, is_missing, is_number, numbers_of, refuse_mistakes, texts, typed
+from fedloom.data.tables import MISSING, RawTable, as_numbers, as_words, numbers_of, refuse_mistakes, typed
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
+_TOO_LARGE = float(np.finfo(np.float32).max)
+_COARSE = 1e-3  # of a column's s.d.; float32 must not round its numbers by more
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 _MOST_CATEGORIES = 1000
 SHOWN = 5
@@ -41,25 +44,14 @@ class RawNumber:
         """Names of the encoded columns."""
         return (self.name, f"{self.name} missing") if self.indicator else (self.name,)
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
-        """(n, 1) float32 from (n,) raw values, or (n, 2) with an indicator."""
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
+        """(n, 1) float64 from n raw values, or (n, 2) with an indicator."""
+        numbers, wrong = as_numbers(self.name, values)
         if self.gaps:
-            if values.dtype.kind not in "biuf":
-                words = [MISSING if is_missing(word) else word for word in texts(self.name, values)]
-                wrong = np.array([word != MISSING and not is_number(word) for word in words], dtype=bool)
-                refuse_rows(self.name, "a number, or nothing,", wrong)
-                values = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
-            with np.errstate(over="ignore"):
-                known = values.astype(np.float32)
-            refuse_rows(self.name, "a finite number", np.isinf(known))
-            missing = [np.isnan(known)] if self.indicator else []
-            return np.stack([known, *missing], axis=1).astype(np.float32)
-        if values.dtype.kind not in "biuf":
-            values = np.array([word if is_number(word) else "nan" for word in texts(self.name, values)], np.float64)
-        with np.errstate(over="ignore"):
-            numbers: np.ndarray = values.astype(np.float32)[:, None]
-        refuse_rows(self.name, "a finite number", ~np.isfinite(numbers[:, 0]))
-        return numbers
+            refuse_rows(self.name, "a number, or nothing,", wrong)
+        refuse_rows(self.name, "a finite number", ~(np.abs(numbers) < _TOO_LARGE) & ~(self.gaps & np.isnan(numbers)))
+        missing = [np.isnan(numbers)] if self.indicator else []
+        return np.stack([numbers, *missing], axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class ScaledNumber:
         """Names of the encoded columns."""
         return (self.name,) * (self.scale > 0) + (f"{self.name} missing",) * self.gaps
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, 0..2) float32 from (n,) raw values."""
         numbers = numbers_of(self.name, values)
         missing = np.isnan(numbers)
@@ -107,14 +99,14 @@ class OneHot:
         """Names of the encoded columns."""
         return tuple(f"{self.name}={word}" for word in (*self.words, *([OTHER] if self.other else [])))
 
-    def unknown(self, values: np.ndarray) -> np.ndarray:
+    def unknown(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n,) bool, whether each of (n,) raw values is not among the words."""
-        return ~np.isin(texts(self.name, values), self.words)
+        return ~np.isin(as_words(self.name, values), self.words)
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, len(names)) float32 from (n,) raw values."""
         places = {word: place for place, word in enumerate(self.words)}
-        codes = np.array([places.get(word, len(self.words)) for word in texts(self.name, values)], dtype=np.int64)
+        codes = np.array([places.get(word, len(self.words)) for word in as_words(self.name, values)], dtype=np.int64)
         hot: np.ndarray = np.eye(len(self.words) + 1, dtype=np.float32)[codes]
         return hot if self.other else hot[:, :-1]
 
@@ -131,10 +123,11 @@ class HashedText:
         """Names of the encoded columns."""
         return tuple(f"{self.name}#{number}" for number in range(self.width))
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, width) float32 from (n,) raw values: each row has length 1, or 0 without words."""
-        counts = np.zeros((len(values), self.width), dtype=np.float32)
-        for row, text in enumerate(texts(self.name, values)):
+        words = as_words(self.name, values)
+        counts = np.zeros((len(words), self.width), dtype=np.float32)
+        for row, text in enumerate(words):
             for word in re.findall(r"\w+", text.casefold()):
                 counts[row, int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big") % self.width] += 1
         counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
@@ -208,8 +201,27 @@ class TableEncoder:
         """F names of the encoded columns."""
         return tuple(name for rule in self.columns for name in rule.names)
 
-    def transform(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    def transform(self, columns: Mapping[str, Any]) -> np.ndarray:
         """(n, F) float32, C-contiguous and finite. Columns without a rule are ignored.
+
+        Args:
+            columns: name -> (n,) numbers, booleans, or objects that are text or None; or a `RawColumn`.
+
+        Raises:
+            DataError: a column is missing, has another type or length, or numbers that float32 cannot tell apart.
+        """
+        x, offset = self.centered(columns)
+        if offset.any():
+            name = self.names[int(np.flatnonzero(offset)[0])]
+            raise DataError(
+                f"Column {name!r} has numbers that differ little for their size, such as {offset.max():.0f}: subtract "
+                "the same number from them in all files."
+            )
+        return x
+
+    def centered(self, columns: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """(n, F) float32 as of `transform`, and (F,) float64: what is subtracted from each column because float32 could
+        not tell its numbers apart otherwise, such as 1e9 + {0, 1, 2}; 0 for others.
 
         Raises:
             DataError: a column is missing, or has another type or length.
@@ -217,11 +229,19 @@ class TableEncoder:
         for rule in self.columns:
             if rule.name not in columns:
                 raise DataError(f"Column {rule.name!r} is missing.{did_you_mean(rule.name, columns)}")
-        parts = {rule.name: rule.encode(np.asarray(columns[rule.name])) for rule in self.columns}
+        parts, offsets = {}, []
+        for rule in self.columns:
+            part = rule.encode(columns[rule.name])
+            offset = np.zeros(part.shape[1])
+            if isinstance(rule, RawNumber):
+                offset[0] = offset_of(part[:, 0])
+                part = part - offset if offset[0] else part
+            parts[rule.name] = part.astype(np.float32, copy=False)
+            offsets.append(offset)
         lengths = {name: len(part) for name, part in parts.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"All columns must have the same number of rows, but have {lengths}.")
-        return np.ascontiguousarray(np.concatenate(list(parts.values()), axis=1))
+        return np.ascontiguousarray(np.concatenate(list(parts.values()), axis=1)), np.concatenate(offsets)
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values."""
@@ -244,6 +264,17 @@ class TableEncoder:
             raise DataError(f"The rules of a table's encoder are invalid; save the party again ({error!r}).") from error
 
 
+def undo(data: Dataset) -> Dataset:
+    """The data set with one column for each raw one: see `decoded`. Pictures, and tables that were given as numbers,
+    stay as they are."""
+    if not data.recipe:
+        return data
+    x, words, names = decoded(TableEncoder.from_dict(data.recipe).columns, data.x)
+    plain = np.zeros(len(names), np.float32)
+    fill: Fill = data.fill or "median" if np.isnan(x).any() else ""
+    return replace(data, x=x, shift=plain, scale=plain + 1, columns=names, words=words, fill=fill)
+
+
 def encode_table(table: RawTable) -> Dataset:
     """A table encoded by `TableEncoder.plain`.
 
@@ -252,7 +283,10 @@ def encode_table(table: RawTable) -> Dataset:
     """
     encoder = TableEncoder.plain(table.columns)
     x = encoder.transform(table.columns)
-    return table_dataset(table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups)
+    return table_dataset(
+        table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
+        recipe=encoder.to_dict(),
+    )  # fmt: skip
 
 
 def encode_own(found: Understanding) -> Dataset:
@@ -283,11 +317,50 @@ def encode_own(found: Understanding) -> Dataset:
         else:
             rules.append(HashedText(name))
     encoder = TableEncoder(tuple(rules), tuple(found.dropped))
+    x, offset = encoder.centered(table.columns)
+    recipe = {**encoder.to_dict(), "missing_words": list(found.options.missing_words), "decimal": found.options.decimal}
     fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
     return table_dataset(
-        table.name, encoder.transform(table.columns), table.y, table.classes, encoder.names, test=table.test,
-        groups=table.groups, owners=table.owners, fill=fill, notes=found.notes, recipe=encoder.to_dict(),
+        table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
+        owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
     )  # fmt: skip
+
+
+def decoded(
+    rules: Sequence[ColumnEncoder], x: np.ndarray
+) -> tuple[np.ndarray, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column the words of a
+    category, () for numbers, and the columns' names.
+
+    A word is its number among the rule's words, a missing one NaN. Columns that say which numbers are missing are left
+    out; those of free text stay.
+    """
+    parts, words, names, at = list[np.ndarray](), list[tuple[str, ...]](), list[str](), 0
+    for rule in rules:
+        part = x[:, at : at + len(rule.names)]
+        at += len(rule.names)
+        if isinstance(rule, OneHot):
+            place = part.argmax(1).astype(np.float32)
+            missing = ~part.any(1)
+            if MISSING in rule.words:
+                missing |= place == rule.words.index(MISSING)
+            place[missing] = np.nan
+            parts, names = [*parts, place[:, None]], [*names, rule.name]
+            words.append((*rule.words, *([OTHER] if rule.other else [])))
+        else:
+            kept = 1 if isinstance(rule, RawNumber) else len(rule.names)
+            parts, names = [*parts, part[:, :kept]], [*names, *rule.names[:kept]]
+            words += [()] * kept
+    return np.ascontiguousarray(np.concatenate(parts, axis=1)), tuple(words), tuple(names)
+
+
+def offset_of(numbers: np.ndarray) -> float:
+    """The whole number to subtract from numbers (n,) that float32 would round by too much for their spread; else 0."""
+    known = numbers[~np.isnan(numbers)]
+    if not len(known) or not (spread := known.std()):
+        return 0.0
+    error = np.abs(known - known.astype(np.float32)).max()
+    return float(np.floor(known.min())) if error > _COARSE * spread else 0.0
 
 
 def refuse_rows(column: str, what: str, wrong: np.ndarray, where: str = "") -> None:

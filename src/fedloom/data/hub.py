@@ -21,9 +21,12 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
+from fedloom.data.columns import RawColumn, joined
 from fedloom.data.dataset import Dataset, image_dataset
+from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.images import decode_images
-from fedloom.data.tables import RawTable, read_csv, typed_values
+from fedloom.data.roles import class_names, refuse_unnamed
+from fedloom.data.tables import RawTable, codes_of, read_csv, typed
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
 _SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")
@@ -55,10 +58,8 @@ class Hints:
 class Content:
     """The columns of files, before their roles are known."""
 
-    columns: Sequence[str]
-    """Their names, without that of the images."""
-    values: Callable[[str], np.ndarray]
-    """A column's name -> (n,) values."""
+    columns: Mapping[str, RawColumn]
+    """By name, without that of the images."""
     test: np.ndarray | None
     """Row numbers of the test split, if there is one."""
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -76,7 +77,9 @@ def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None
     return _build(name, hints, read_content(path, name, test=hints.test, config=config))
 
 
-def read_content(path: Path, name: str, *, test: str | None = None, config: str | None = None) -> Content:
+def read_content(
+    path: Path, name: str, *, test: str | None = None, config: str | None = None, grammar: Grammar = PLAIN
+) -> Content:
     """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test split.
 
     Raises:
@@ -85,8 +88,8 @@ def read_content(path: Path, name: str, *, test: str | None = None, config: str 
     if config and (path / config).is_dir():
         path = path / config
     if table_endings(path) == {".csv"}:
-        return _read_csv_files(path, name, test)
-    if path.is_file() and test is None and (content := _read_parquet_file(path, name)) is not None:
+        return _read_csv_files(path, name, test, grammar)
+    if path.is_file() and test is None and (content := _read_parquet_file(path, name, grammar)) is not None:
         return content
     options: dict[str, Any] = {"path": str(path)}
     if path.is_file():
@@ -97,7 +100,7 @@ def read_content(path: Path, name: str, *, test: str | None = None, config: str 
         raise
     except Exception as error:  # of several libraries
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    return _assemble(splits, name, test)
+    return _assemble(splits, name, test, grammar)
 
 
 def table_endings(path: Path) -> set[str]:
@@ -196,7 +199,7 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _read_csv_files(path: Path, name: str, test: str | None) -> Content:
+def _read_csv_files(path: Path, name: str, test: str | None, grammar: Grammar) -> Content:
     """A CSV file, or the CSV files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
@@ -205,31 +208,23 @@ def _read_csv_files(path: Path, name: str, test: str | None) -> Content:
     if len(splits) > 1:
         splits.pop("", None)
     parts = [part or [] for part in _train_and_test(splits, name, test)]
-    tables = [[read_csv(file) for file in part] for part in parts]
+    tables = [[read_csv(file, grammar=grammar) for file in part] for part in parts]
     every = [table for part in tables for table in part]
     names = list(every[0])
     odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
     if odd:
         raise DataError(f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has others.")
-    columns = {column: typed_values(list(chain(*(table[column] for table in every)))) for column in names}
+    columns = {column: joined([table[column] for table in every]) for column in names}
     sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
-    return Content(names, columns.__getitem__, held_out)
+    return Content(columns, held_out)
 
 
-def named_values(codes: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """(n,) names of class numbers (n,), or None where they are missing."""
-    found: np.ndarray = np.array([*names, None], dtype=object)[np.nan_to_num(codes, nan=-1).astype(np.int64)]
-    return found
+def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Content | None:
+    """A Parquet file; None if only `datasets` knows a column's type."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-
-def _read_parquet_file(path: Path, name: str) -> Content | None:
-    """A Parquet file, as `datasets` reads it but without its import; None if only `datasets` knows a column's type."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:  # then `datasets`, which needs it, is not installed either, and the caller says so
-        return None
     try:
         table = pq.ParquetFile(path).read()
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -243,19 +238,12 @@ def _read_parquet_file(path: Path, name: str) -> Content | None:
             images.append(field_.name)
         elif kind == "ClassLabel":
             named[field_.name] = features[field_.name]["names"]
-        elif kind != "Value" or not any(plain(field_.type) for plain in (
-            pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string
-        )):  # fmt: skip
+        elif kind not in ("Value", "Sequence", "List"):
             return None
     _refuse_several(images, name)
-
-    def values(column: str) -> np.ndarray:
-        array: np.ndarray = table.column(column).to_numpy()
-        return array
-
-    columns = [column for column in table.column_names if column not in images]
+    columns = {c: RawColumn.of(c, table.column(c), grammar) for c in table.column_names if c not in images}
     encoded = _pictures(table.column(images[0]).to_pylist(), images[0]) if images else None
-    return Content(columns, values, None, named, encoded)
+    return Content(columns, None, named, encoded)
 
 
 def _refuse_several(images: Sequence[str], name: str) -> None:
@@ -271,7 +259,7 @@ def _pictures(items: Iterable[Mapping[str, Any] | None], column: str) -> Iterato
         yield item["bytes"] if item["bytes"] is not None else Path(item["path"])
 
 
-def _assemble(splits: Mapping[str, Any], name: str, official: str | None) -> Content:
+def _assemble(splits: Mapping[str, Any], name: str, official: str | None, grammar: Grammar = PLAIN) -> Content:
     """The training and the test split of a `datasets.DatasetDict`."""
     import datasets
 
@@ -286,34 +274,30 @@ def _assemble(splits: Mapping[str, Any], name: str, official: str | None) -> Con
     named = {c: feature.names for c, feature in pool.features.items() if isinstance(feature, datasets.ClassLabel)}
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
 
-    def values(column: str) -> np.ndarray:
-        """(n,) values straight from Arrow: row by row takes thousands of times as long."""
-        array: np.ndarray = pool.select_columns([column]).with_format("arrow")[:].column(column).to_numpy()
-        return array
-
-    columns = [column for column in pool.column_names if column not in images]
-    return Content(columns, values, held_out, named, _encoded(pool, images[0]) if images else None)
+    table = pool.select_columns([c for c in pool.column_names if c not in images]).with_format("arrow")[:]
+    columns = {column: RawColumn.of(column, table.column(column), grammar) for column in table.column_names}
+    return Content(columns, held_out, named, _encoded(pool, images[0]) if images else None)
 
 
 def _build(name: str, hints: Hints, content: Content) -> Dataset | RawTable:
     """Images or a raw table of known columns."""
-    columns, values, named = content.columns, content.values, content.named
+    columns, named = content.columns, content.named
     for column in (hints.label, hints.groups):
         if column is not None and column not in columns:
             hint = did_you_mean(column, columns)
             raise DataError(f"Data set {name!r} must have a column {column!r}, but has {[*columns]}.{hint}")
-    label = hints.label or _label_column(columns, list(named), name, table=content.images is None)
-    y, classes = _labels(values(label), named.get(label), name, label)
-    groups = None
-    if hints.groups is not None:
-        groups = np.unique(values(hints.groups), return_inverse=True)[1].astype(np.int64)
+    label = hints.label or _label_column([*columns], list(named), name, table=content.images is None)
+    y, classes = _labels(columns[label], named.get(label), name)
+    groups = None if hints.groups is None else codes_of(columns[hints.groups].words)[0]
     if content.images is not None:
         x = decode_images(content.images, size=hints.size)
         return image_dataset(name, x, y, classes, test=content.test, groups=groups)
-    kept = {column: values(column) for column in columns if column not in {label, hints.groups, *hints.drop}}
-    for column in kept.keys() & named.keys():  # class numbers become their names, or None if missing
-        kept[column] = named_values(kept[column], named[column])
-    return RawTable(name, kept, y, classes, content.test, groups)
+    kept = {column: found for column, found in columns.items() if column not in {label, hints.groups, *hints.drop}}
+    for column in kept.keys() & named.keys():  # class numbers become their names
+        kept[column] = class_names(kept[column], named[column])
+    return RawTable(
+        name, {column: typed(column, found) for column, found in kept.items()}, y, classes, content.test, groups
+    )
 
 
 def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) -> tuple[Any, Any]:
@@ -342,23 +326,20 @@ def _label_column(columns: Sequence[str], typed: list[str], name: str, *, table:
     return candidates[0]
 
 
-def _labels(
-    values: np.ndarray, names: Sequence[str] | None, name: str, column: str
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(column: RawColumn, names: Sequence[str] | None, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 labels 0..K-1 and the K names, sorted unless the files number the classes themselves."""
-    kind = values.dtype.kind
-    whole = kind in "biu" or (kind == "f" and bool(np.isfinite(values).all() and (values == np.floor(values)).all()))
-    if not whole and not (kind == "O" and all(isinstance(value, str) for value in values)):
+    where = f"column {column.name!r} of data set {name!r}"
+    values = column.values
+    if column.missing.any() or (values.dtype.kind == "f" and (values != np.floor(values)).any()):
         raise DataError(
-            f"Labels must be text, whole numbers or booleans without gaps, but column {column!r} of data set {name!r} "
-            f"({values.dtype}) has missing values, decimals or other types; choose another column."
+            f"Labels must be text, whole numbers or booleans without gaps, but {where} has missing values or decimals; "
+            "choose another column."
         )
-    if names is not None:
-        return values.astype(np.int64), tuple(names)
-    values = np.array([value.strip() for value in values], dtype=object) if kind == "O" else values
-    values = values.astype(np.int64) if kind == "f" else values
-    known, codes = np.unique(values, return_inverse=True)
-    return codes.astype(np.int64), tuple(str(value) for value in known)
+    if names is None:
+        return codes_of(column.words)
+    codes = values.astype(np.int64)
+    refuse_unnamed(codes, names, where.capitalize())
+    return codes, tuple(names)
 
 
 def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:

@@ -10,6 +10,7 @@ import numpy as np
 from fedloom.core.errors import DataError
 
 _ENDINGS = {".png", ".jpg", ".jpeg"}
+_MOST_PIXELS = 1 << 26
 _GRAY = {"1", "L", "LA", "La"}
 _COLOR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 
@@ -52,12 +53,15 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
 
     where = f"Image {number}" if isinstance(file, bytes) else f"Image {file}"
     try:
-        with PIL.Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        with PIL.Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
+            if opened.width * opened.height > _MOST_PIXELS:
+                raise ValueError(f"it has {opened.width}x{opened.height} pixels, but at most {_MOST_PIXELS:,} are read")
+            image = PIL.ImageOps.exif_transpose(opened)  # upright, where a camera was turned
             mode = image.mode
             if mode in _GRAY | _COLOR:
                 plain = image.convert("L" if mode in _GRAY else "RGB")
                 return np.asarray(PIL.ImageOps.fit(plain, (size, size)) if size else plain)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
         raise DataError(f"{where} cannot be decoded; replace or remove it ({error}).") from error
     raise DataError(
         f"{where} must have 8 bits per channel, in gray or color, but its Pillow mode is {mode!r}; convert it first."

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import pixel_scaling
 from fedloom.data.images import decode_images, is_image
 from fedloom.data.presence import RowPresence, had
@@ -92,7 +93,9 @@ def manifest(
     path = Path(path)
     listing = _read(path)
     names = sorted(listing.labels)
-    y, classes = class_numbers([listing.labels[name] for name in names], f"Column 'label' of {path}")
+    y, classes = class_numbers(
+        RawColumn.of("label", [listing.labels[name] for name in names]), f"Column 'label' of {path}"
+    )
     numbers = dict(zip(names, y.tolist(), strict=True))
     everywhere = set(names).intersection(*listing.files)
     useless = {name for name in listing.test or () if name not in everywhere or numbers[name] < 0}
@@ -201,7 +204,7 @@ def make_manifest(
 
 def _read(path: Path) -> _Listing:
     """The manifest's rows, validated individually and jointly."""
-    table = read_csv(path, needed=COLUMNS)
+    table = {name: column.text for name, column in read_csv(path, needed=COLUMNS).items()}
     splits = table.get("split", [""] * len(table["path"]))
     problems = _Problems(list)
     files: dict[int, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
 from fedloom.data.tables import RawTable
 
+Task = Literal["classes"]
 Missing = Literal["refuse", "median", "most-frequent", "indicator"]
 Kind = Literal["number", "category", "text"]
 
@@ -33,6 +35,17 @@ class DataOptions:
     """The column that says which rows are test rows, or the names of owners whose rows are; None to draw them."""
     unseen: tuple[str, ...] = ()
     """Names of the owners that take part in no round; they are numbered last."""
+    task: Task | None = None
+    """What the label is: "classes" if whole numbers are names of classes, however many; None to guess."""
+    missing_words: tuple[str, ...] = MISSING_WORDS
+    """Words that stand for a missing value, in every column; an empty cell always does."""
+    decimal: Decimal = "."
+    """The sign before the decimals of a number."""
+
+    @property
+    def grammar(self) -> Grammar:
+        """How cells are read."""
+        return Grammar(self.missing_words, self.decimal)
 
     def given(self) -> str:
         """The names of the settings that differ from their defaults."""
@@ -99,9 +112,9 @@ class Understanding:
     time_guess: tuple[str, ...] = ()
     """Columns that look like a time, such as year, month and day, the most significant first."""
     unit: np.ndarray | None = None
-    """(n,) values of `SplitColumns.unit`."""
+    """(n,) words of `SplitColumns.unit`, as written."""
     time: tuple[np.ndarray, ...] = ()
-    """(n,) values of each of `SplitColumns.time`."""
+    """(n,) float64 of each of `SplitColumns.time`, which grow with time."""
 
     def counts(self) -> dict[str, int]:
         """Rows of each class."""
@@ -128,6 +141,10 @@ class Understanding:
         values |= {"id": self.options.id} if self.options.id else {}
         values |= {"drop": drop} if drop else {}
         values |= {"keep": list(self.options.keep)} if self.options.keep else {}
+        values |= {"task": self.options.task} if self.options.task else {}
+        if self.options.missing_words != MISSING_WORDS:
+            values["missing_words"] = list(self.options.missing_words)
+        values |= {"decimal": self.options.decimal} if self.options.decimal != "." else {}
         numbers = [name for name in self.missing if self.kinds[name] == "number"]
         if self.options.missing != "refuse" or numbers:
             values["missing"] = self.options.missing if self.options.missing != "refuse" else "median"

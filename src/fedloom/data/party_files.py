@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.columns import RawColumn
 from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.presence import RowPresence, had
 from fedloom.data.roles import left_out
-from fedloom.data.tables import class_numbers, column_values, read_csv
+from fedloom.data.tables import class_numbers, read_csv, typed
 from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
 from fedloom.data.vertical_split import split_parties
 
@@ -26,8 +27,8 @@ class PartyFile:
     """The stem of the file's name."""
     ids: list[str]
     """Of its n rows."""
-    columns: dict[str, list[str]]
-    """Name -> the text of each row; without ids and labels."""
+    columns: dict[str, RawColumn]
+    """By name, without ids and labels."""
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """(n,) int64 classes of the active party's rows, -1 where missing; empty for other parties."""
     classes: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class PartyFile:
         """The file of the active party. Raises DataError if it is invalid."""
         table = read_csv(file, needed=[id, label])
         labels, classes = class_numbers(table.pop(label), f"Column {label!r} of {file}")
-        return cls(file.stem, table.pop(id), table, labels, classes)
+        return cls(file.stem, table.pop(id).text, table, labels, classes)
 
     @classmethod
     def passive(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
@@ -47,7 +48,7 @@ class PartyFile:
         table = read_csv(file, needed=[id])
         if label in table:
             raise DataError(f"Only the active party may have labels, but {file} has a column {label!r}; remove it.")
-        ids = table.pop(id)
+        ids = table.pop(id).text
         table = {column: words for column, words in table.items() if not left_out(column, options)}
         if not table:
             raise DataError(f"keep and drop leave no column of {file}: correct them.")
@@ -64,7 +65,7 @@ class PartyFile:
         """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,), and whether it has
         each; a row that it lacks may have any number."""
         rows = np.concatenate([aligned, unaligned, test])
-        columns = {name: column_values(words)[rows] for name, words in self.columns.items()}
+        columns = {name: typed(name, column)[rows] for name, column in self.columns.items()}
         return table_view(self.name, columns, *ranges(len(aligned), len(unaligned), len(test)), truth, present)
 
 

@@ -62,7 +62,7 @@ def read_presence(file: Path, key: str, parties: int) -> dict[str, tuple[bool, .
     Raises:
         DataError: the file lacks the key, names a row twice, has other than `parties` columns, or a cell is neither.
     """
-    table = read_csv(file, needed=[key])
+    table = {name: column.text for name, column in read_csv(file, needed=[key]).items()}
     keys = table.pop(key)
     if len(table) != parties:
         raise DataError(f"{file} must have {key!r} and a column for each of {parties} parties, not {list(table)}.")

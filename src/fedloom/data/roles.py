@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.data.columns import RawColumn, known_words
+from fedloom.data.grammar import is_number, like_date, like_number, moments, nearly_equal
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
-from fedloom.data.tables import MISSING, RawTable, different, is_number, refuse_mistakes, texts, typed
+from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, refuse_mistakes
 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
@@ -19,6 +21,8 @@ MAX_WORDS = 50
 """A text column with more different words is free text."""
 MIN_UNIQUE = 20
 """A column with so many values, all different, may be an identifier."""
+MOST_NUMBERS = 20
+"""A label with more different whole numbers is probably a number to predict."""
 _OUTCOMES = (*LABELS, "outcome", "diagnosis", "disease", "default", "churn", "activity", "digit", "result", "status")
 _OWNERS: tuple[str, ...] = (
     "hospital",
@@ -50,11 +54,8 @@ _IDENTIFIER = re.compile(
     r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$", re.I
 )
 _CAMEL = re.compile(r"[a-z]I[dD]$")
-_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
-_NUMBER_AS_TEXT = re.compile(r"[-+]?[$€£]? ?\d[\d.,' ]*[%$€£]?")
 _TIMES = ("year", "month", "day", "hour", "minute", "second")
 _DATES = ("date", "datetime", "timestamp", "time")
-_SORTED = re.compile(r"\d{4}-\d\d-\d\d")
 _PARTS = {
     **dict.fromkeys(("train", "training", "false", "0"), "train"),
     **dict.fromkeys(("test", "testing", "true", "1"), "test"),
@@ -85,14 +86,14 @@ class FreeTextError(DataError):
 
 @dataclass
 class _Candidates:
-    """Raw columns by name; those that have a role are taken out."""
+    """Columns by name; those that have a role are taken out."""
 
     name: str
-    values: dict[str, np.ndarray]
+    values: dict[str, RawColumn]
     dropped: dict[str, str] = field(default_factory=dict)
 
-    def take(self, column: str, setting: str) -> np.ndarray:
-        """Remove a named column, and return its values."""
+    def take(self, column: str, setting: str) -> RawColumn:
+        """Remove a named column, and return it."""
         if column not in self.values:
             known = [*self.values, *self.dropped]
             if column in self.dropped:
@@ -110,7 +111,7 @@ class _Candidates:
 
 
 def understand(
-    columns: Mapping[str, np.ndarray],
+    columns: Mapping[str, RawColumn],
     options: DataOptions,
     name: str,
     *,
@@ -122,7 +123,7 @@ def understand(
     """The roles of a table's columns.
 
     Args:
-        columns: name -> (n,) numbers, booleans, or objects that are text or None.
+        columns: by name, each of n cells.
         options: the settings.
         name: of the data, for errors.
         named: columns of class numbers -> the names of their classes.
@@ -143,7 +144,7 @@ def understand(
     if options.id is not None:
         ids = table.take(options.id, "id")
         table.dropped[options.id] = "the id"
-        if repeated := len(ids) - len(np.unique(ids.astype(str))):
+        if repeated := len(ids) - len({*ids.text}):
             notes.append(
                 f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be in training and in test."
             )
@@ -152,7 +153,7 @@ def understand(
     label = options.label or _guess_label(table, list(named), picture)
     raw = table.take(label, "label")
     try:
-        y, classes = _classes(raw, label, name, named.get(label))
+        y, classes = _classes(raw, name, named.get(label), options)
     except DataError as error:
         raise DataError(f"{error} The label is a guess: name it as data.label." if guessed else str(error)) from None
     if guessed:
@@ -160,16 +161,21 @@ def understand(
     owners: tuple[str, ...] = ()
     groups = None
     if group is not None:
-        owners, groups = _owners(group, str(options.group), options)
-    kept = _outside_split(split, y, options.test)
+        owners, groups = _owners(group, options)
+    kept = _outside_split(split, y)
     present = np.unique(y[kept])
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
         raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
     if (gone := int((y < 0).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
+    for what, names in (("Classes", classes), ("Owners", owners)):
+        notes += [
+            f"{what} {_some(group)} differ in writing only: correct the data if they are one."
+            for group in nearly_equal(names)
+        ]
     if split is not None:
-        test = np.flatnonzero(_split_parts(split, str(options.test)) == "test")
+        test = np.flatnonzero(_split_parts(split) == "test")
     elif options.test:
         test = _held_out_owners(options, owners, groups)
     time_guess = _guess_time(columns, label)
@@ -177,17 +183,20 @@ def understand(
     for column in (*([] if unit is None else [unit]), *time):
         if column not in columns:
             raise DataError(f"{name!r} has no column {column!r}, but {_some(list(columns))}.")
-        if column in table.values and (column == unit or typed(column, table.values[column]).dtype.kind == "O"):
+        if count := int(columns[column].missing[kept].sum()):
+            raise DataError(f"Column {column!r} lacks {count} of {len(kept)} values; correct or drop those rows.")
+        if column in table.values and (column == unit or columns[column].values.dtype.kind == "O"):
             table.drop(column, "the unit" if column == unit else "the time")
     kinds: dict[str, Kind] = {}
     if picture:
         table.values.clear()
     else:
         for column in table.values.keys() & named.keys():  # class numbers become their names, or None if missing
-            codes = np.nan_to_num(table.values[column], nan=-1).astype(np.int64)
-            table.values[column] = np.array([*named[column], None], dtype=object)[codes]
+            table.values[column] = class_names(table.values[column], named[column])
         kinds = _features(table, options, kept, notes)
-    missing = {column: count for column, values in table.values.items() if (count := int(_gaps(values[kept]).sum()))}
+    features = {column: _typed(found, kinds[column])[kept] for column, found in table.values.items()}
+    missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
+    notes += _missing_notes([raw, *table.values.values()])
     guess = None if options.group else _guess_group(columns, label, options)
     if test is not None:
         mask = np.zeros(len(y), dtype=bool)
@@ -197,7 +206,7 @@ def understand(
             raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
     raw_table = RawTable(
         name,
-        {column: values[kept] for column, values in table.values.items()},
+        features,
         y[kept],
         classes,
         test,
@@ -211,7 +220,8 @@ def understand(
         dropped[options.test] = "the split"
     return Understanding(
         raw_table, label, guessed, options, kinds, missing, dropped, tuple(notes), kept, guess,
-        time_guess, None if unit is None else columns[unit][kept], tuple(columns[column][kept] for column in time),
+        time_guess, None if unit is None else columns[unit].words[kept],
+        tuple(_times(columns[column])[kept] for column in time),
     )  # fmt: skip
 
 
@@ -227,7 +237,7 @@ class OwnRows:
 
 
 def own_rows(
-    columns: Mapping[str, np.ndarray],
+    columns: Mapping[str, RawColumn],
     file: OwnFile,
     name: str,
     *,
@@ -248,10 +258,10 @@ def own_rows(
     table, options, notes = _Candidates(name, dict(columns)), file.options, list[str]()
     used = np.ones(len(next(iter(columns.values()))), dtype=bool)
     if options.group is not None:
-        values = table.take(options.group, "group")
-        _refuse_unowned(values, options.group)
-        words = np.array([str(word) for word in _whole(values)], dtype=object)
-        known = different(words)
+        found = table.take(options.group, "group")
+        _refuse_unowned(found)
+        words = found.words
+        known = known_words(words)
         if file.owner is None and len(known) > 1:
             raise DataError(
                 f"Column {options.group!r} (data.group) names {len(known)} owners, but a node has the rows of one: set "
@@ -266,11 +276,11 @@ def own_rows(
         table.take(options.id, "id")
         table.dropped[options.id] = "the id"
     if isinstance(options.test, str):
-        parts = _split_parts(table.take(options.test, "test"), options.test)
+        parts = _split_parts(table.take(options.test, "test"))
         used &= parts != "validation"
         test = np.flatnonzero(parts == "test")
     if options.label is not None:
-        gaps = _gaps(table.take(options.label, "label"))
+        gaps = table.take(options.label, "label").missing
         if count := int((gaps & used).sum()):
             notes.append(f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out.")
         used &= ~gaps
@@ -283,8 +293,8 @@ def own_rows(
             raise DataError(f"{name!r} must have a column {column!r}, but has {_some(list(columns))}.")
         if reason := left_out(column, options) or table.dropped.get(column, ""):
             raise DataError(f"The run uses column {column!r} of {name!r}, which is {reason}.")
-        values = typed(column, columns[column])[kept]
-        known_values = values[~_gaps(values)]
+        values = columns[column].values[kept]
+        known_values = values[~columns[column].missing[kept]]
         reason = _suspicion(column, known_values, len(different(known_values)), len(kept))
         if reason and column not in options.keep:
             raise DataError(f"The run uses column {column!r}, which is {reason}. Name it in data.keep to allow it.")
@@ -324,96 +334,111 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
 
 
 def _classes(
-    values: np.ndarray, label: str, name: str, known: Sequence[str] | None
+    column: RawColumn, name: str, known: Sequence[str] | None, options: DataOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them."""
-    where = f"Column {label!r} of {name!r}"
-    if values.dtype.kind == "O" and any(isinstance(value, list | tuple | set | np.ndarray) for value in values):
+    where = f"Column {column.name!r} of {name!r}"
+    if column.several:
         raise DataError(f"{where} holds several labels in a row; fedloom predicts one class: choose another label.")
-    gaps = _gaps(values)
+    values = column.values
     if known is not None:
-        return np.where(gaps, -1, np.nan_to_num(values, nan=-1)).astype(np.int64), tuple(known)
-    values = typed(label, values)
-    present = values[~gaps]
-    if values.dtype.kind == "f":
-        if not np.array_equal(present, np.floor(present)):
-            raise DataError(
-                f"{where} holds decimal numbers, such as {present[present != np.floor(present)][0]:g}: predicting a "
-                "number (regression) is not supported; choose a class column, or divide the numbers into classes first."
-            )
-        present = present.astype(np.int64)
-    names, codes = np.unique(present, return_inverse=True)
-    if len(names) > max(MAX_WORDS, len(present) // 10):
+        codes = np.where(column.missing, -1, np.nan_to_num(values, nan=-1)).astype(np.int64)
+        refuse_unnamed(codes, known, where)
+        return codes, tuple(known)
+    y, names = codes_of(column.words)
+    numbers = values.dtype.kind == "f" and {*names} - {"True", "False"}
+    fractions = values[np.floor(values) != values] if numbers else np.empty(0)
+    fractions = fractions[~np.isnan(fractions)]
+    if len(fractions):
         raise DataError(
-            f"{where} has {len(names)} different values in {len(present)} rows: it looks like "
-            f"{'a number to predict (regression)' if present.dtype.kind != 'O' else 'free text or an id'}, which is "
-            "not "
-            "supported; choose a class column, or divide the values into classes first."
+            f"{where} holds decimal numbers, such as {fractions[0]:g}: predicting a number (regression) is not "
+            "supported; choose a class column, or divide the numbers into classes first."
         )
-    if present.dtype.kind == "O":
-        parts = [_SEPARATORS.split(word) for word in names]
-        single = {part[0] for part in parts if len(part) == 1}
-        if any(len(part) > 1 and set(part) <= single for part in parts):
-            raise DataError(
-                f"{where} holds several labels in a row, such as {next(w for w in names if _SEPARATORS.search(w))!r}; "
-                "fedloom predicts one class: choose another label, or write each combination as one word."
+    many = len(names) > max(MAX_WORDS, int((y >= 0).sum()) // 10)
+    if (numbers and len(names) > MOST_NUMBERS and options.task is None) or (not numbers and many):
+        raise DataError(
+            f"{where} has {len(names)} different values in {(y >= 0).sum()} rows: it looks like "
+            + (
+                "a number to predict (regression), which is not supported; if they are numbers of classes, set "
+                'data.task = "classes", else divide them into classes first.'
+                if numbers
+                else "free text or an id; choose a class column, or divide the values into classes first."
             )
-    y = np.full(len(values), -1, dtype=np.int64)
-    y[~gaps] = codes
-    return y, tuple(str(word) for word in names)
+        )
+    parts = [_SEPARATORS.split(word) for word in names]
+    single = {part[0] for part in parts if len(part) == 1}
+    if any(len(part) > 1 and set(part) <= single for part in parts):
+        raise DataError(
+            f"{where} holds several labels in a row, such as {next(w for w in names if _SEPARATORS.search(w))!r}; "
+            "fedloom predicts one class: choose another label, or write each combination as one word."
+        )
+    return y, names
 
 
-def _owners(values: np.ndarray, column: str, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the owners, the unseen ones last, and (n,) int64 owner of each row."""
-    _refuse_unowned(values, column)
-    words = _whole(values)
-    words = texts(column, words) if words.dtype.kind not in "biuf" else words
-    names, codes = np.unique(words, return_inverse=True)
-    if len(names) < 2 or len(names) > len(values) // 2:
+def refuse_unnamed(codes: np.ndarray, names: Sequence[str], where: str) -> None:
+    """Raise DataError for class numbers (n,) that are not -1, for none, or the place of a name."""
+    wrong = codes[(codes < -1) | (codes >= len(names))]
+    if len(wrong):
         raise DataError(
-            f"Column {column!r} (data.group) has {len(names)} owners in {len(values)} rows; there must be at least 2, "
-            "with 2 rows each on average. Name another column."
+            f"{where} has the class number {wrong[0]}, but the file names {len(names)} classes, 0 to {len(names) - 1}; "
+            "correct the column or its names."
         )
-    order = [str(word) for word in names]
+
+
+def class_names(column: RawColumn, names: Sequence[str]) -> RawColumn:
+    """A column of class numbers as their names, empty where they are missing.
+
+    Raises:
+        DataError: a number has no name.
+    """
+    codes = np.where(column.missing, -1, np.nan_to_num(column.values, nan=-1)).astype(np.int64)
+    refuse_unnamed(codes, names, f"Column {column.name!r}")
+    return RawColumn.of(column.name, np.array([*names, None], dtype=object)[codes], column.grammar)
+
+
+def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row."""
+    _refuse_unowned(column)
+    codes, order = codes_of(column.words)
+    if len(order) < 2 or len(order) > len(codes) // 2:
+        raise DataError(
+            f"Column {column.name!r} (data.group) has {len(order)} owners in {len(codes)} rows; there must be at least "
+            "2, with 2 rows each on average. Name another column."
+        )
     for owner in {*options.unseen, *(options.test if isinstance(options.test, tuple) else ())}:
         if owner not in order:
-            raise DataError(f"There is no owner {owner!r} in column {column!r}.{did_you_mean(owner, order)}")
+            raise DataError(f"There is no owner {owner!r} in column {column.name!r}.{did_you_mean(owner, order)}")
     last = sorted(range(len(order)), key=lambda number: order[number] in options.unseen)
     places = np.argsort(last)
     return tuple(order[number] for number in last), places[codes].astype(np.int64)
 
 
-def _refuse_unowned(values: np.ndarray, column: str) -> None:
+def _refuse_unowned(column: RawColumn) -> None:
     """Raise DataError if the column of owners has gaps."""
-    if (gaps := _gaps(values)).any():
+    if count := int(column.missing.sum()):
+        words = f" ({_some(list(column.missing_words))} count as empty: see data.missing_words)"
         raise DataError(
-            f"Column {column!r} (data.group) must name an owner in each row, but {gaps.sum()} of {len(gaps)} are "
-            "empty; correct or drop those rows."
+            f"Column {column.name!r} (data.group) must name an owner in each row, but {count} of {len(column)} are "
+            f"empty{words if column.missing_words else ''}; correct or drop those rows."
         )
 
 
-def _split_parts(values: np.ndarray, column: str) -> np.ndarray:
+def _split_parts(column: RawColumn) -> np.ndarray:
     """(n,) "train", "test" or "validation" of each row."""
-    words = [str(value).strip().lower() for value in _whole(values)]
+    words = [word.lower() for word in column.text]
     odd = sorted(set(words) - _PARTS.keys())
     if odd:
         raise DataError(
-            f"Column {column!r} (data.test) must say train or test (or false or true, 0 or 1) in each row, but has "
-            f"{odd[0]!r}."
+            f"Column {column.name!r} (data.test) must say train or test (or false or true, 0 or 1) in each row, but "
+            f"has {odd[0]!r}."
         )
     return np.array([_PARTS[word] for word in words])
 
 
-def _whole(values: np.ndarray) -> np.ndarray:
-    """(n,) values, as integers if all are whole numbers."""
-    whole = values.dtype.kind == "f" and np.array_equal(values, np.floor(values))
-    return values.astype(np.int64) if whole else values
-
-
-def _outside_split(split: np.ndarray | None, y: np.ndarray, column: object) -> np.ndarray:
+def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     """Numbers of the rows that have a label and are for training or testing."""
     used = y >= 0
-    return np.flatnonzero(used if split is None else used & (_split_parts(split, str(column)) != "validation"))
+    return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
 
 
 def _held_out_owners(options: DataOptions, owners: Sequence[str], groups: np.ndarray | None) -> np.ndarray:
@@ -423,25 +448,39 @@ def _held_out_owners(options: DataOptions, owners: Sequence[str], groups: np.nda
     return np.flatnonzero(np.isin(groups, [owners.index(name) for name in options.test or ()]))
 
 
-def _guess_group(columns: Mapping[str, np.ndarray], label: str, options: DataOptions) -> str | None:
+def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOptions) -> str | None:
     """A column that looks like the rows' owners, by its name and its number of values."""
-    for column, values in columns.items():
+    for column, found in columns.items():
         word = re.sub(r"[_\W]?(id|no|nr|name|code)$", "", column.lower())
-        plausible = column not in (label, options.id) and word.split("_")[-1] in _OWNERS and not _gaps(values).any()
-        if plausible and 2 <= len(np.unique(values.astype(str))) <= max(2, len(values) // 10):
+        plausible = column not in (label, options.id) and word.split("_")[-1] in _OWNERS and not found.missing.any()
+        if plausible and 2 <= len({*found.text}) <= max(2, len(found) // 10):
             return column
     return None
 
 
-def _guess_time(columns: Mapping[str, np.ndarray], label: str) -> tuple[str, ...]:
-    """Columns that order the rows in time: year, month, day and so on, or one of dates that sort as text."""
+def _guess_time(columns: Mapping[str, RawColumn], label: str) -> tuple[str, ...]:
+    """Columns that order the rows in time: year, month, day and so on, or one of dates."""
     lower = {column.lower(): column for column in columns if column != label}
-    parts = [lower[part] for part in _TIMES if part in lower]
-    if len(parts) > 1 and parts[0] == lower.get("year") and not any(_gaps(columns[part]).any() for part in parts):
-        return tuple(parts)
-    dates = [lower[word] for word in _DATES if word in lower]
-    words = [] if len(dates) != 1 else columns[dates[0]].tolist()
-    return tuple(dates) if words and all(isinstance(w, str) and _SORTED.match(w) for w in words) else ()
+    parts = tuple(lower[part] for part in _TIMES if part in lower)
+    if len(parts) < 2 or parts[0] != lower.get("year"):
+        parts = tuple(lower[word] for word in _DATES if word in lower)
+        if len(parts) != 1 or columns[parts[0]].values.dtype.kind != "O":
+            return ()
+    try:
+        ordered = not any(columns[part].missing.any() for part in parts) and all(
+            len(_times(columns[part])) for part in parts
+        )
+    except DataError:
+        return ()
+    return parts if ordered else ()
+
+
+def _times(column: RawColumn) -> np.ndarray:
+    """(n,) float64 that grow with time, NaN for a gap. Raises DataError if the words are no times."""
+    if column.values.dtype.kind != "O" and not column.is_text:
+        return column.values.astype(np.float64)
+    places = moments(known_words(column.words), column.name)
+    return np.array([np.nan if word is None else places[word] for word in column.words])
 
 
 def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes: list[str]) -> dict[str, Kind]:
@@ -452,10 +491,9 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             table.drop(column, reason)
     kinds: dict[str, Kind] = {}
     free: dict[str, str] = {}
-    for column in [*table.values]:
-        table.values[column] = values = typed(column, table.values[column])
-        known = values[kept]
-        known = known[~_gaps(known)]
+    for column, found in [*table.values.items()]:
+        values = found.values
+        known = values[kept][~found.missing[kept]]
         count = len(different(known))
         reason = "" if column in options.keep else _suspicion(column, known, count, len(kept))
         if count < 2 and (not count or len(known) == len(kept)):
@@ -465,16 +503,39 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             notes.append(f"Column {column!r} is dropped: it is {reason}. Name it in data.keep to use it.")
         elif values.dtype.kind != "O":
             kinds[column] = "number"
+            if found.is_duration:
+                notes.append(f"Column {column!r} holds spans of time: they are numbers of seconds.")
         else:
             refuse_mistakes(column, known)
+            unclear = _unclear(known)
             kinds[column] = "category" if count <= MAX_WORDS else "text"
-            if kinds[column] == "text" and column not in options.keep:
-                free[column] = f"{count} different {_kind_of_text(known)}"
+            if (unclear or kinds[column] == "text") and column not in options.keep:
+                free[column] = f"{count} different {unclear or 'texts'}"
+            elif kinds[column] == "category":
+                notes += [
+                    f"Words {_some(group)} of column {column!r} differ in writing only: correct them if they are one."
+                    for group in nearly_equal(known_words(known))
+                ]
     if free:
         raise FreeTextError(table.name, free)
     if not table.values:
         raise DataError(f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in data.keep.")
     return kinds
+
+
+def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
+    """(n,) numbers of a feature, or its words, `MISSING` for a gap."""
+    return column.values if kind == "number" else filled(column.words)
+
+
+def _missing_notes(columns: Sequence[RawColumn]) -> list[str]:
+    """A note on the words that count as missing."""
+    found = [
+        f"{word!r} ({count} in {c.name})" for c in columns for word, count in c.missing_words.items() if word != MISSING
+    ]
+    more = f" and {len(found) - 12} more" if len(found) > 12 else ""
+    words = "Words that count as missing: "
+    return [f"{words}{', '.join(found[:12])}{more}. Set data.missing_words to keep them."] if found else []
 
 
 def _check_patterns(table: _Candidates, options: DataOptions) -> None:
@@ -487,33 +548,27 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
 
 def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
     """Why a column with `count` different known values is probably an identifier; "" if it is not."""
-    if _IDENTIFIER.search(column) or _CAMEL.search(column):
+    flag = known.dtype.kind != "O" and set(different(known)) <= {0, 1}
+    if not flag and (_IDENTIFIER.search(column) or _CAMEL.search(column)):
         return "an identifier by its name"
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if known.dtype.kind == "O":
-        other = _dates(known) or _mostly(_NUMBER_AS_TEXT, known)
-        words = not other and np.mean([len(word.split()) for word in known]) < 3
+        words = not _unclear(known) and np.mean([len(word.split()) for word in known]) < 3
         return "an identifier: another word in every row" if words else ""
     numbered = len(known) == rows and known.max() - known.min() == rows - 1
     return "an identifier: it counts the rows" if numbered else ""
 
 
-def _kind_of_text(known: np.ndarray) -> str:
-    if _dates(known):
+def _unclear(known: np.ndarray) -> str:
+    """What the known words of a feature are, if most are dates, or numbers that the grammar does not read; else ""."""
+    dates = sum(map(like_date, known))
+    if dates > len(known) / 2:
         return "dates"
-    if _mostly(_NUMBER_AS_TEXT, known):
-        odd = next((word for word in known if not is_number(word)), "")
-        return f"numbers such as {odd!r}: write digits and a decimal point only" if odd else "numbers as text"
-    return "texts"
-
-
-def _dates(known: np.ndarray) -> bool:
-    return _mostly(_DATE, known)
-
-
-def _mostly(form: re.Pattern[str], known: np.ndarray) -> bool:
-    return sum(bool(form.fullmatch(word)) for word in known) > len(known) / 2
+    odd = [word for word in known if like_number(word)]
+    if odd and len(odd) + sum(map(is_number, known)) > len(known) / 2:
+        return f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','"
+    return ""
 
 
 def _matches(pattern: str, column: str) -> bool:
@@ -523,13 +578,9 @@ def _matches(pattern: str, column: str) -> bool:
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:
-    """(n,) whether each value is missing."""
-    if values.dtype.kind == "f":
-        return np.asarray(np.isnan(values))
-    if values.dtype.kind != "O":
-        return np.zeros(len(values), dtype=bool)
-    gaps = [v for v in different(values) if v is None or v != v or (isinstance(v, str) and v.strip() in ("", MISSING))]
-    return np.array([v in gaps for v in values], dtype=bool) if gaps else np.zeros(len(values), dtype=bool)
+    """(n,) whether each value of a feature is missing."""
+    gaps: np.ndarray = np.isnan(values) if values.dtype.kind == "f" else values == MISSING
+    return gaps if values.dtype.kind in "fO" else np.zeros(len(values), dtype=bool)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -3,21 +3,22 @@
 Errors name file, column and row, and never show a value.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, did_you_mean
+from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
 from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, refuse_rows
-from fedloom.data.hub import Hints, named_values, read_content, read_files
+from fedloom.data.grammar import PLAIN, Grammar
+from fedloom.data.hub import Hints, read_content, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
 from fedloom.data.options import OwnFile
-from fedloom.data.roles import own_rows
-from fedloom.data.tables import MISSING, RawTable, is_number, read_csv, text_values, typed_values
+from fedloom.data.roles import class_names, own_rows
+from fedloom.data.tables import RawTable, as_words, read_csv
 
 FARTHEST = 5
 """Agreed standard deviations within which numbers are kept."""
@@ -88,19 +89,16 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
         raise DataError(f"{given} of {name!r} apply to tables: leave them out, as the run uses images.")
     if schema.kind == "image" and path.is_dir() and not any(path.rglob("*.parquet")):
         return _read_image_folders(path, schema, name)
-    if path.suffix == ".csv" and schema.kind == "table":
-        table = _read_csv(path, schema, schema.label)
-        y = _labels(path, schema, table[schema.label])
-        return table_dataset(name, _encode(path, schema, table), y, schema.classes, schema.columns, fill=schema.fill)
+    if schema.kind == "table":
+        columns, test = read_columns(path, name)
+        x, y = _encode(path, schema, columns), _labels(path, schema, _column(path, columns, schema.label))
+        return table_dataset(name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill)
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder with rows.")
     raw = read_files(path, name=name, hints=Hints(label=schema.label))
-    y = _labels(path, schema, [raw.classes[k] for k in raw.y])
     if isinstance(raw, RawTable):
-        if schema.kind != "table":
-            raise DataError(f"{path} must hold images, but it is a table.")
-        x = _encode(path, schema, raw.columns)
-        return table_dataset(name, x, y, schema.classes, schema.columns, test=raw.test, fill=schema.fill)
+        raise DataError(f"{path} must hold images, but it is a table.")
+    y = _labels(path, schema, RawColumn.of(schema.label, [raw.classes[k] for k in raw.y]))
     return image_dataset(name, _check_shape(path, schema, raw.x), y, schema.classes, test=raw.test)
 
 
@@ -113,7 +111,7 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
     if schema.kind == "table":
         if path.suffix != ".csv":
             raise DataError(f"Public rows of a table must be a CSV file, not {path}.")
-        return _encode(path, schema, _read_csv(path, schema))
+        return _encode(path, schema, read_csv(path))
     files = sorted(filter(is_image, path.iterdir())) if path.is_dir() else []
     if not files:
         raise DataError(f"Public images must be a folder of PNG or JPEG files, but {path} has none.")
@@ -124,17 +122,16 @@ def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Datase
     """The rows of a table that their owner allows. Raises DataError."""
     wanted = [column.name for column in schema.table]
     own = replace(own, options=replace(own.options, label=schema.label))
-    values, test = read_columns(path, name, words=[c.name for c in schema.table if isinstance(c, OneHot)])
+    values, test = read_columns(path, name, own.options.grammar)
     found = own_rows(values, own, name, wanted=wanted, test=test)
-    columns = {}
-    for column in (*wanted, schema.label):
-        columns[column] = np.full_like(values[column], values[column][found.kept[0]])  # other rows need not fit
-        columns[column][found.kept] = values[column][found.kept]
-    for column in [] if schema.fill else wanted:
-        if columns[column].dtype.kind == "f" and (gaps := int(np.isnan(columns[column][found.kept]).sum())):
+    places = np.full(len(values[schema.label]), found.kept[0])  # other rows need not fit
+    places[found.kept] = found.kept
+    columns = {column: values[column].take(places) for column in (*wanted, schema.label)}
+    for rule in [] if schema.fill else schema.table:
+        if isinstance(rule, RawNumber) and (gaps := int(columns[rule.name].missing[found.kept].sum())):
             raise DataError(
-                f"Column {column!r} of {path} lacks {gaps} of {len(found.kept)} numbers: set missing in [data.{name}] "
-                "to median or most-frequent, or correct those rows."
+                f"Column {rule.name!r} of {path} lacks {gaps} of {len(found.kept)} numbers: set missing in "
+                f"[data.{name}] to median or most-frequent, or correct those rows."
             )
     x, y = _encode(path, schema, columns), _labels(path, schema, columns[schema.label])
     return table_dataset(
@@ -143,56 +140,45 @@ def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Datase
     )  # fmt: skip
 
 
-def read_columns(path: Path, name: str, words: Collection[str] = ()) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """The columns of a table, and the row numbers of a test split that its files state. The columns named `words` of
-    one CSV file stay text, so that a code such as 01 is not a number.
+def read_columns(path: Path, name: str, grammar: Grammar = PLAIN) -> tuple[dict[str, RawColumn], np.ndarray | None]:
+    """The columns of a table, and the row numbers of a test split that its files state.
 
     Raises:
         DataError: the file cannot be read, or has pictures.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder with rows.")
-    if path.suffix == ".csv":
-        table = read_csv(path)
-        return {c: text_values(w) if c in words else typed_values(w) for c, w in table.items()}, None
-    content = read_content(path, name)
+    content = read_content(path, name, grammar=grammar)
     if content.images is not None:
         raise DataError(f"{path} must hold a table, but it has pictures.")
-    columns = {column: content.values(column) for column in content.columns}
-    return columns | {c: named_values(columns[c], names) for c, names in content.named.items()}, content.test
+    columns = dict(content.columns)
+    return columns | {c: class_names(columns[c], names) for c, names in content.named.items()}, content.test
 
 
-def _read_csv(path: Path, schema: DataSchema, *more: str) -> dict[str, np.ndarray]:
-    table = read_csv(path, needed=[*(column.name for column in schema.table), *more])
-    return {name: np.array(words, dtype=object) for name, words in table.items()}
+def _column(path: Path, columns: Mapping[str, RawColumn], name: str) -> RawColumn:
+    if name not in columns:
+        raise DataError(f"{path} must have a column {name!r}, but has {[*columns]}.{did_you_mean(name, columns)}")
+    return columns[name]
 
 
-def _encode(path: Path, schema: DataSchema, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def _encode(path: Path, schema: DataSchema, columns: Mapping[str, RawColumn]) -> np.ndarray:
     """(n, F) float32 of a table."""
-    columns = dict(columns)
+    for rule in schema.table:
+        column = _column(path, columns, rule.name)
+        if isinstance(rule, OneHot):
+            refuse_rows(rule.name, f"one of its {len(rule.words)} words", rule.unknown(column), where=f"{path}: ")
     try:
-        for column in schema.table:
-            if isinstance(column, OneHot) and column.name in columns:
-                values = columns[column.name]
-                columns[column.name] = values = values.astype(str) if values.dtype.kind in "biu" else values
-                refuse_rows(column.name, f"one of its {len(column.words)} words", column.unknown(values))
         return TableEncoder(schema.table).transform(columns)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
-def _labels(path: Path, schema: DataSchema, words: Sequence[str] | np.ndarray) -> np.ndarray:
+def _labels(path: Path, schema: DataSchema, labels: RawColumn) -> np.ndarray:
     """(n,) int64 classes."""
     places = {name: k for k, name in enumerate(schema.classes)}
-    codes = np.array([places.get(_class_name(word, places), -1) for word in words], dtype=np.int64)
+    codes = np.array([places.get(word, -1) for word in as_words(labels.name, labels)], dtype=np.int64)
     refuse_rows(schema.label, f"one of the {len(places)} classes", codes < 0, where=f"{path}: ")
     return codes
-
-
-def _class_name(word: Any, classes: Collection[str]) -> str:
-    """A label as text; a whole number that is no class as it is, such as 1.0, without its point."""
-    name = str(word).strip() or MISSING
-    return str(int(float(name))) if name not in classes and is_number(name) and float(name).is_integer() else name
 
 
 def _read_image_folders(path: Path, schema: DataSchema, name: str) -> Dataset:

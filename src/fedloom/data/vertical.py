@@ -131,13 +131,13 @@ def blank(x: np.ndarray, present: np.ndarray | None) -> np.ndarray:
     return found
 
 
-def encode_new_rows(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
+def encode_new_rows(recipe: Mapping[str, Any], raw: Mapping[str, Any] | np.ndarray) -> np.ndarray:
     """Encode new rows like `PartyView.x`.
 
     Args:
         recipe: of the party's view.
-        raw: for a table, name -> (n,) raw columns; for cells, (n, C, H, W) uint8 whole images; for several pictures
-            of an object, (n, V * C, size, size) uint8 from `fedloom.data.manifest.read_views`.
+        raw: for a table, name -> a `RawColumn` of n cells; for cells, (n, C, H, W) uint8 whole images; for several
+            pictures of an object, (n, V * C, size, size) uint8 from `fedloom.data.manifest.read_views`.
 
     Raises:
         DataError: the recipe is invalid or for another kind of data, or the rows do not fit it.

@@ -158,7 +158,7 @@ class DeployedActive:
         Args:
             embeddings: one of each party, from `DeployedParty.embed` or `read_embeddings`; of any parties, if the
                 method predicts from any.
-            ids: of the n people, to compare with those of the embeddings.
+            ids: of the n people, to compare with the embeddings' ids.
 
         Raises:
             DataError: a needed party is missing, one is repeated, embeddings are of another export, or their people

@@ -52,7 +52,7 @@ class Exported:
     """Completed and planned rounds."""
     vertical: bool
     alone: bool
-    """Whether the folders are those of a vertical federation, and whether its parties can predict alone."""
+    """Whether the folders belong to a vertical federation, and whether its parties can predict alone."""
     tried: int
     """Number of test rows on which the folders' predictions match the run."""
 
@@ -74,7 +74,7 @@ def export(
     Args:
         run: a run's folder. Its data must still exist, because the preprocessing is computed from it.
         out: None for `export` in the run's folder.
-        force: replace existing folders once the new ones are verified, and remove those of other owners.
+        force: replace existing folders once the new ones are verified, and remove the folders of other owners.
         trust: code that the config of a run outside the working folder may name.
 
     Raises:
@@ -225,7 +225,7 @@ def _content(plan: RunPlan, m: int | None, party: Party[Any]) -> tuple[dict[str,
 def _verify(
     folder: Path, parties: Mapping[int | None, Party[Any]], sent: Mapping[int, torch.Tensor], trust: Sequence[str]
 ) -> int:
-    """Compare the folders' predictions with those of the run's parties; return the number of test rows."""
+    """Compare the folders' predictions with the predictions of the run's parties; return the number of test rows."""
     rows = 0
     for m in sent:
         tests = parties[m].context.tests["test"]

@@ -19,6 +19,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import TableEncoder
 from fedloom.data.sources import load_raw
 from fedloom.data.tables import RawTable
+from fedloom.deploy import tables
 from fedloom.deploy.models import NETWORK, ModelInputs, load_model, network_class, write_model
 from fedloom.deploy.source import source, state_of, traced
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -60,23 +61,33 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     assert isinstance(data, Dataset)
     broadcast: Mapping[str, Tree] = {}
     if plan.server is not None:
-        plan.server.load(states[plan.setting.server_name(plan)])
+        plan.server.load(states[plan.planner.server_name(plan)])
         broadcast = plan.server.broadcast()
     main = next(iter(plan.cfg.eval_modes), "")
     found = WrittenModels([], {}, {}, 0)
     trained = TrainedModels(plan, states)
     tried, shared, first = 0, _Shared(), None
     for i, name in enumerate(_folders(trained.names.values())):
-        if plan.contexts[i].network is None:
-            found.skipped[name] = f"it has a black box ({plan.architectures[i]}), whose state is not tensors"
-            continue
         party = trained.party(i)
+        if plan.contexts[i].network is None and tables.is_joint(party):
+            tried = max(tried, _write_trees(plan, data, name, party, done, staging))
+            found.names.append(name)
+            found.networks[name] = plan.architectures[i]
+            continue
+        if plan.contexts[i].network is None:
+            black = f"a black box ({plan.architectures[i]}), whose state is not tensors"
+            found.skipped[name] = f"it has {black if plan.contexts[i].black_box else 'a model that is no network'}"
+            continue
         first = party if i == plan.training[0] else first
         tried = max(tried, _write(plan, data, i, name, party, main, broadcast, done, staging))
         found.names.append(name)
         found.networks[name] = plan.architectures[i]
         shared.add(party, broadcast)
-    if plan.server is not None and shared.same and not found.skipped:
+    if found.names and first is None:  # all owners have the same trees
+        _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
+        found.names.append(SERVER)
+        found.networks[SERVER] = plan.architectures[0]
+    elif plan.server is not None and shared.same and not found.skipped:
         i = plan.training[0]
         if len(getattr(data, "fits", ())) > 1:
             found.skipped[SERVER] = "each client standardizes rows by its own; take a client's folder"
@@ -159,6 +170,23 @@ def _write(
     return len(x)
 
 
+def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[Any], done: int, staging: Path) -> int:
+    """As `_write`, for a party whose model are trees."""
+    rows = party.context.tests.get("test") or party.context.tests["own"]
+    x = rows.x(torch.arange(min(ROWS, len(rows))))
+    source, state = tables.tree_network(data, party)
+    values = {
+        "fedloom": __version__, "owner": name, "method": plan.method.name, "eval_mode": "", "round": done,
+        "classes": plan.data.classes, "model": None, "norm": None, "inputs": tables.inputs_of(data),
+    }  # fmt: skip
+    write_model(staging / name, values, state, source)
+    with torch.inference_mode():
+        found = load_model(staging / name, trust=[NETWORK]).network(tables.encoded(data, x))
+    if float((torch.softmax(found, -1) - torch.softmax(party.infer(x), -1)).abs().max()) > CLOSE:
+        raise CheckpointError(f"the folder {name} does not predict as the run did")
+    return len(x)
+
+
 def _is_plain(model: str, data: Dataset, classes: int, norm: Any, state: Mapping[str, Tensor]) -> bool:
     """Whether a network of fedloom by this name has exactly this state."""
     if model not in models.MODELS:
@@ -180,13 +208,19 @@ def _inputs(plan: RunPlan, data: Dataset, i: int) -> ModelInputs:
         if len(fits) > 1 and data.groups is not None and plan.data.split is not None:
             owner = int(data.groups[plan.data.split.shards[i][0]])
         fill, shift, scale = fits[owner]
+    offset = getattr(data, "offset", None)
+    if offset is not None:
+        shift = shift.astype(np.float64) + offset
+        fill = fill.astype(np.float64) + offset if len(fill) else fill
     columns: list[dict[str, Any]] = []
+    recipe: Mapping[str, Any] = getattr(data, "recipe", {})
     if data.kind == "table":
-        columns = list(getattr(data, "recipe", {}).get("columns", ())) or _columns(plan)
+        columns = list(recipe.get("columns", ())) or _columns(plan)
     return ModelInputs(
         kind=data.kind,
         shape=data.input_shape,
         columns=tuple(columns),
+        **{key: recipe[key] for key in ("missing_words", "decimal") if key in recipe},
         fill=tuple(map(float, np.nan_to_num(fill))),
         mean=tuple(map(float, shift)),
         scale=tuple(map(float, scale)),

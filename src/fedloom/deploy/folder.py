@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.message import Limits, Tree
+from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
-from fedloom.experiment.run.checkpoint import write_atomically
 
 MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"
@@ -67,15 +67,15 @@ class PartyManifest(BaseModel):
     method: str
     """A name of `fedloom list methods`, or `FILE.py:NAME`."""
     page_sha256: str | None = Field(pattern="^[0-9a-f]{64}$")
-    """Of that file."""
+    """The file's digest; None for a name."""
     preset: str
     params: dict[str, Any]
-    """All settings of the method, those of the preset too."""
+    """All settings of the method, also the preset's."""
     width: int = Field(ge=1, le=2 * WIDEST)
     """Dimension of an embedding."""
     classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
     inputs: InputSpec | None
-    """Of a party."""
+    """The rows that a party reads; None for the active party."""
     state_sha256: str = _HEX
     state_bytes: int = Field(ge=8, le=LIMITS.max_bytes)
 
@@ -98,7 +98,7 @@ def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
 
     Args:
         folder: created if missing.
-        values: of a `PartyManifest`, except those of the state.
+        values: of a `PartyManifest`, except the state's digest and size.
         state: an encoded message.
 
     Raises:

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from fedloom import models
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
+from fedloom.data.columns import columns_of
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
+from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
-from fedloom.experiment.run.checkpoint import write_atomically
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
 _HEX = Field(pattern="^[0-9a-f]{64}$")
@@ -39,7 +41,11 @@ class ModelInputs(BaseModel):
     kind: Literal["table", "image"]
     shape: tuple[int, ...] = Field(min_length=1, max_length=3)
     columns: tuple[dict[str, Any], ...] = ()
-    """Of a table, the rule of each raw column: see `TableEncoder.to_dict`."""
+    """The rule of each raw column of a table: see `TableEncoder.to_dict`."""
+    missing_words: tuple[str, ...] = MISSING_WORDS
+    """Of a table, words that stand for a missing value, as an empty cell does."""
+    decimal: Decimal = "."
+    """Of a table, the sign before the decimals of a number."""
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...]
     scale: tuple[float, ...]
@@ -74,7 +80,7 @@ def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Ten
 
     Args:
         folder: created if missing.
-        values: of a `ModelManifest`, except those of the files.
+        values: of a `ModelManifest`, except the files' digests and sizes.
         state: the state dict.
         network: the source of the class `Network`.
     """
@@ -192,7 +198,8 @@ class DeployedModel:
         if min(inputs.scale) <= 0:
             raise CheckpointError("scale must be above 0")
         self._rules = [_rule(column) for column in inputs.columns]
-        table = {"kind": "table", "columns": [{"name": rule.name} for rule in self._rules]}
+        names = [{"name": rule.name} for rule in self._rules]
+        table = {"kind": "table", "columns": names, "missing_words": inputs.missing_words, "decimal": inputs.decimal}
         image = {"kind": "cells", "shape": list(inputs.shape), "grid": [1, 1], "cells": [0]}
         self.recipe: dict[str, Any] = table if inputs.kind == "table" else image
         if inputs.kind == "table" and sum(len(rule.names) for rule in self._rules) != inputs.shape[0]:
@@ -223,24 +230,29 @@ class DeployedModel:
         if not len(x):
             raise DataError("At least one row is needed, but there is none.")
         broadcast = (-1, *[1] * (len(inputs.shape) - 1))
-        mean, scale = (np.array(v, dtype=np.float32).reshape(broadcast) for v in (inputs.mean, inputs.scale))
+        mean, scale = (
+            np.array(v, dtype=x.dtype if inputs.kind == "table" else np.float32).reshape(broadcast)
+            for v in (inputs.mean, inputs.scale)
+        )
         if inputs.fill:
-            x = np.where(np.isnan(x), np.array(inputs.fill, dtype=np.float32), x)
-        out: np.ndarray = ((x.astype(np.float32) - mean) / scale).astype(np.float32)
+            x = np.where(np.isnan(x), np.array(inputs.fill), x)
+        out: np.ndarray = ((x - mean) / scale).astype(np.float32)
         return out
 
     def _table(self, rows: RawRows) -> np.ndarray:
         rules = self._rules
         data: Any = read_rows(Path(rows), self.recipe)[0] if isinstance(rows, str | Path) else rows
-        if not hasattr(data, "keys"):
+        if not hasattr(data, "keys") and not hasattr(data, "columns"):
             raise DataError(f"This model takes rows of a table: a CSV file, or column -> values, not {type(data)}.")
-        missing = [rule.name for rule in rules if rule.name not in data.keys()]  # noqa: SIM118 - or a data frame
+        grammar = Grammar(self.manifest.inputs.missing_words, self.manifest.inputs.decimal)
+        columns = columns_of(data, grammar)
+        missing = [rule.name for rule in rules if rule.name not in columns]
         if missing:
             raise DataError(f"The rows must have the columns of this model, but {missing[0]!r} is missing.")
-        parts = [rule.encode(raw_column(rule, np.asarray(data[rule.name]))) for rule in rules]
+        parts = [rule.encode(raw_column(rule, columns[rule.name], grammar)) for rule in rules]
         if len({len(part) for part in parts}) > 1:
             raise DataError("All columns must have the same number of rows.")
-        return np.concatenate(parts, axis=1)
+        return np.concatenate(parts, axis=1).astype(np.float64)
 
 
 def _rule(column: dict[str, Any]) -> ColumnEncoder:
@@ -288,29 +300,52 @@ _TABLE_ROWS = '''def read_rows(path):
     """Inputs (n, F) of the rows of a CSV file, as in training. Columns are found by name."""
     inputs = INFO["inputs"]
     with open(path, newline="", encoding="utf-8-sig") as file:
-        table = list(csv.DictReader(file))
-    rows = [[number for column in inputs["columns"] for number in encode(column, row[column["name"]])] for row in table]
-    x, mean, scale = torch.tensor(rows), torch.tensor(inputs["mean"]), torch.tensor(inputs["scale"])
-    if inputs["fill"]:
-        x = torch.where(x.isnan(), torch.tensor(inputs["fill"]), x)
-    return (x - mean) / scale
+        start = file.readline()
+        outside = "".join(start.split('"')[::2])
+        file.seek(0)
+        table = csv.DictReader(file, delimiter=max(",;\\t|", key=outside.count))
+        rows = [{name.strip(): word.strip() for name, word in row.items()} for row in table]
+    columns = [encode(column, [row[column["name"]] for row in rows]) for column in inputs["columns"]]
+    x = torch.cat([torch.tensor(column, dtype=torch.float64) for column in columns], 1)
+    mean, scale, fill = (torch.tensor(inputs[name], dtype=torch.float64) for name in ("mean", "scale", "fill"))
+    if len(fill):
+        x = torch.where(x.isnan(), fill, x)
+    return ((x - mean) / scale).float()
 
 
-def encode(column, word):
-    """The numbers of one value: a number, a one-hot word, or counts of hashed words."""
-    word = word.strip()
-    missing = word in ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
+def encode(column, words):
+    """The numbers of each value: a number, a one-hot word, or counts of hashed words."""
+    inputs = INFO["inputs"]
+    missing = [word in ("", *inputs["missing_words"]) for word in words]
+    words = ["?" if gone else word for word, gone in zip(words, missing)]
     if "words" in column:
-        hot = [float(known == ("?" if missing else word)) for known in column["words"]]
-        return hot + [1.0 - sum(hot)] * bool(column.get("other"))
+        hot = [[float(known == word) for known in column["words"]] for word in words]
+        return [row + [1.0 - sum(row)] * bool(column.get("other")) for row in hot]
     if "width" in column:
-        counts = torch.zeros(column["width"])
-        for part in re.findall(r"\\w+", ("?" if missing else word).casefold()):
-            counts[int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big") % column["width"]] += 1
-        return (counts / counts.norm().clamp(min=1e-12)).tolist()
-    number = float("nan") if missing else float(word)
-    return [number, float(missing)] if column.get("indicator") else [number]
-'''
+        return [hashed(word, column["width"]) for word in words]
+    truth = BOOLEANS
+    if all(gone or word in truth for word, gone in zip(words, missing)):
+        words = [str(truth.get(word)) for word in words]
+    elif inputs["decimal"] == ",":
+        words = [word.replace(".", "_").replace(",", ".") for word in words]
+    numbers = [float("nan") if gone else number(column["name"], word) for word, gone in zip(words, missing)]
+    if not column.get("gaps") and any(missing):
+        raise SystemExit(f"Column {column['name']!r} must hold a number in each row.")
+    return [[n, float(gone)] if column.get("indicator") else [n] for n, gone in zip(numbers, missing)]
+
+
+def number(name, word):
+    if not re.fullmatch(r"NUMBER", word):
+        raise SystemExit(f"Column {name!r} must hold a number in each row, but has {word!r}.")
+    return float(word)
+
+
+def hashed(text, width):
+    counts = torch.zeros(width)
+    for part in re.findall(r"\\w+", text.casefold()):
+        counts[int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big") % width] += 1
+    return (counts / counts.norm().clamp(min=1e-12)).tolist()
+'''.replace("BOOLEANS", repr(BOOLEANS)).replace("NUMBER", NUMBER)
 _IMAGE_ROWS = '''def read_rows(path):
     """The input (1, C, H, W) of an image file."""
     inputs = INFO["inputs"]

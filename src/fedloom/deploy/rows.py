@@ -1,6 +1,5 @@
 """Encodes new raw rows, from files or memory, as inputs of a party's network."""
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -10,17 +9,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.data.columns import RawColumn
 from fedloom.data.encoder import ColumnEncoder, OneHot, TableEncoder
+from fedloom.data.grammar import PLAIN, Grammar
+from fedloom.data.hub import read_content
 from fedloom.data.images import decode_images, grid_cells
 from fedloom.data.manifest import read_views
-from fedloom.data.tables import read_csv, text_values
+from fedloom.data.tables import read_csv
 from fedloom.data.vertical import encode_new_rows
 from fedloom.deploy.folder import InputSpec
 
 RawRows: TypeAlias = Mapping[str, Any] | np.ndarray | Sequence[Any] | str | os.PathLike[str]
-"""Rows of a table: a CSV file, or column -> values. Images: (n, C, H, W) uint8, whole or the party's part, or their
-`.npy` file; or a list of files, one (or view -> file) for each row; or a CSV file that lists them in the column `path`,
-or in one column for each view."""
+"""Rows of a table: a CSV or Parquet file, or column -> values. Images: (n, C, H, W) uint8, whole or the party's part,
+or their `.npy` file; or a list of files, one (or view -> file) for each row; or a CSV file that lists them in the
+column `path`, or in one column for each view."""
 
 
 def check_inputs(inputs: InputSpec) -> None:
@@ -62,17 +64,17 @@ def read_rows(path: Path, recipe: Mapping[str, Any], id: str | None = None) -> t
             return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)), None
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read as an array of numbers ({error}).") from None
-    if path.suffix == ".parquet":
-        raise DataError(
-            f"{path} is a Parquet file, but new rows must be a CSV file or a .npy array: convert it, for example with "
-            "pandas.read_parquet and to_csv(index=False)."
-        )
-    table = read_csv(path, needed=[] if id is None else [id])
-    ids = None if id is None else table[id]
     if recipe["kind"] == "table":
+        if not path.is_file():
+            raise DataError(f"{path} is no file; name a CSV or Parquet file.")
+        columns = read_content(path, path.stem, grammar=grammar_of(recipe)).columns
         names = [str(column["name"]) for column in recipe["columns"]]
-        _check_complete(names, table, str(path))
-        return {name: text_values(table[name]) for name in names}, ids
+        _check_complete(names, columns, str(path))
+        if id is not None and id not in columns:
+            raise DataError(f"{path} must have a column {id!r}, but has {[*columns]}.{did_you_mean(id, columns)}")
+        return {name: columns[name] for name in names}, None if id is None else columns[id].text
+    table = {name: column.text for name, column in read_csv(path, needed=[] if id is None else [id]).items()}
+    ids = None if id is None else table[id]
     views = list(recipe["views"]) if recipe["kind"] == "pictures" else ["path"]
     _check_complete(views, table, f"{path}, which lists images,")
     files = [[path.parent / name for name in names] for names in zip(*(table[view] for view in views), strict=True)]
@@ -96,7 +98,7 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     elif isinstance(data, Mapping):
         rules = TableEncoder.from_dict(inputs.recipe).columns
         _check_complete([rule.name for rule in rules], data, "The rows")
-        x = encode_new_rows(inputs.recipe, {rule.name: raw_column(rule, np.asarray(data[rule.name])) for rule in rules})
+        x = encode_new_rows(inputs.recipe, {rule.name: raw_column(rule, data[rule.name]) for rule in rules})
     else:
         kind = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else f"a {type(data).__name__}"
         raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {kind}.")
@@ -105,31 +107,25 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     return x
 
 
-def raw_column(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
-    """(n,) numbers, or text and None, from a column of a data frame or a list."""
-    if values.ndim != 1:
-        raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
-    words = isinstance(rule, OneHot)
-    if words and values.dtype.kind == "f" and np.isnan(values).all():
-        values = np.full(values.shape, None, dtype=object)
-    if values.dtype.kind == "O":
-        values = values.copy()
-        values[[isinstance(value, float) and value != value for value in values]] = None
-        if not words and all(value is None or isinstance(value, int | float | np.number) for value in values):
-            with contextlib.suppress(OverflowError, TypeError):  # such as 10**400, which the encoder refuses
-                values = values.astype(np.float64)
+def grammar_of(recipe: Mapping[str, Any]) -> Grammar:
+    """How cells of new rows are read, as in training."""
+    words = recipe.get("missing_words")
+    return PLAIN if words is None else Grammar(tuple(words), recipe["decimal"])
+
+
+def raw_column(rule: ColumnEncoder, values: Any, grammar: Grammar = PLAIN) -> RawColumn:
+    """A column of a file, a data frame or a list; a warning tells of words that training did not have."""
+    column = RawColumn.of(rule.name, values, grammar)
     if isinstance(rule, OneHot):
-        if values.dtype.kind in "biufc":
-            raise DataError(f"Column {rule.name!r} must hold words such as {rule.words[:3]}, but it holds numbers.")
-        unknown = rule.unknown(values)
+        unknown = rule.unknown(column)
         count = int(unknown.sum())
-        if count and (not rule.other or count == len(values)):
+        if count and (not rule.other or count == len(column)):
             logging.getLogger("fedloom").warning(
                 "column %r: %d of %d rows hold words that training did not have, such as %r; they count as %s",
-                rule.name, count, len(values), str(values[unknown][0]).strip()[:40],
+                rule.name, count, len(column), column.text[int(np.flatnonzero(unknown)[0])][:40],
                 "rare ones" if rule.other else "none of its words",
             )  # fmt: skip
-    return values
+    return column
 
 
 def encode_images(recipe: Mapping[str, Any], shape: tuple[int, ...], rows: np.ndarray | list[Any]) -> np.ndarray:

@@ -140,7 +140,8 @@ def _tensor(module: fx.GraphModule, name: str) -> Mapping[str, str]:
 def state_of(module: fx.GraphModule) -> dict[str, Tensor]:
     """The tensors of the layers that the graph uses, by name, contiguous."""
     used = {str(node.target) for node in module.graph.nodes if node.op in ("call_module", "get_attr")}
-    every = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    every = dict(module.named_parameters(remove_duplicate=False))  # two layers may share one
+    every |= dict(module.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
     return {
         name: value.detach().clone(memory_format=torch.contiguous_format)
         for name, value in every.items()

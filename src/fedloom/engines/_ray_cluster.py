@@ -45,7 +45,7 @@ _LOSS: Final = (
 
 
 class RayCluster:
-    """Workers on a cluster, by number; numbers are never reused. The arguments are those of `RayEngine`. Raises
+    """Workers on a cluster, by number; numbers are never reused. `RayEngine` describes the arguments. Raises
     EngineError if the cluster does not exist, has another version, or is too small for the workers."""
 
     def __init__(self, address: str | None, workers: int, cpus: float, gpus: float) -> None:

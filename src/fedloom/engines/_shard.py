@@ -14,8 +14,8 @@ from fedloom.core.engine import Failure, ReplyRef, Task, arguments, names, reply
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
+from fedloom.core.templates import unspell
 from fedloom.engines._party_bundle import Packed, PartyBundle, RowPool, opened, packed, place, unpack
-from fedloom.engines._shared_buffer import unspell
 from fedloom.engines.memory import Arena, swapped_in
 
 Key: TypeAlias = tuple[int, int]
@@ -73,22 +73,22 @@ class Shard:
             keys: keys under which to leave the answers; if empty, answers are sent and earlier ones dropped.
             bundles: references to answers of other workers, fetched from their nodes.
         """
-        common = self._opened(head)
-        fetched = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
+        common = self._unpack(head)
+        fetched = {key: self._unpack(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
         expect = unspell(common["expect"])
         replies: list[Any] = []
         notes: dict[int, dict[str, Note]] = {}
         for n, (task, own) in enumerate(zip(tasks, each, strict=True)):
             party = self._parties[task.party]
             whole = Task(
-                task.party, task.method, common["shared"], self._opened(own) | task.each, task.fault, task.seed
+                task.party, task.method, common["shared"], self._unpack(own) | task.each, task.fault, task.seed
             )
             resolved = arguments(
                 whole, lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held]
             )
             with swapped_in(self._arena, party):
                 reply = run_task(party, whole, resolved)
-            replies.append(self._keep(keys[n], reply, expect) if keys else _sent(reply))
+            replies.append(self._keep(keys[n], reply, expect) if keys else _pack_reply(reply))
             notes.setdefault(task.party, {}).update(party.take_notes())
         if not keys:
             self._left.clear()
@@ -108,7 +108,7 @@ class Shard:
         """Load states that `states` returned."""
         for i, state in states.items():
             with swapped_in(self._arena, self._parties[i]):
-                self._parties[i].load(self._opened(state))
+                self._parties[i].load(self._unpack(state))
 
     def _keep(self, key: Key, reply: Any, expect: Any) -> ReplyRef:
         left = reply_ref(key, reply, expect)
@@ -116,7 +116,7 @@ class Shard:
             self._left[key] = reply
         return left
 
-    def _opened(self, data: Packed) -> Any:
+    def _unpack(self, data: Packed) -> Any:
         tree = opened(data)
         return tree if self._device == "cpu" else message.map_tensors(lambda x: x.to(self._device), tree)
 
@@ -126,7 +126,7 @@ def versions() -> dict[str, str]:
     return {"fedloom": __version__, "torch": torch.__version__.partition("+")[0]}
 
 
-def _sent(reply: Any) -> Packed | Failure | None:
+def _pack_reply(reply: Any) -> Packed | Failure | None:
     if isinstance(reply, Failure):
         return reply
     try:

@@ -14,10 +14,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-from torch import Tensor
-
 from fedloom.core.errors import MessageError
-from fedloom.core.message import Limits, Shape, Template
+from fedloom.core.message import Limits
 
 LIMITS: Final = Limits(max_bytes=1 << 40, max_depth=64, max_leaves=10_000_000)
 """Limits of messages between processes. Replies of parties have the narrower limits of `message`."""
@@ -25,7 +23,6 @@ KEPT: Final = 1 << 26
 """Bytes up to which a trimmed shared buffer keeps its memory."""
 _LENGTHS: Final = struct.Struct("<IQ")
 _dumps: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
-_TYPES: Final = {kind.__name__: kind for kind in (int, float, bool, str, object)}
 
 
 class SharedBuffer:
@@ -108,30 +105,3 @@ def receive_exactly(sender: socket.socket, length: int) -> memoryview | None:
             return None
         received += count
     return data
-
-
-def spell(template: Template) -> Any:
-    """A template as a tree that can be sent in a message."""
-    if template is None:
-        return None
-    if isinstance(template, dict):
-        return {"keys": {key: spell(child) for key, child in template.items()}}
-    if isinstance(template, list | tuple):
-        return {"items": [spell(child) for child in template]}
-    if isinstance(template, Tensor | Shape):
-        dims = template.shape if isinstance(template, Tensor) else template.dims
-        return {"dtype": str(template.dtype).removeprefix("torch."), "dims": list(dims)}
-    if isinstance(template, type) and template.__name__ in _TYPES:
-        return {"type": template.__name__}
-    raise MessageError(f"a template holds tensors, Shapes, types and None, not {template!r:.80}")
-
-
-def unspell(tree: Any) -> Template:
-    """The template of a tree that `spell` returned."""
-    if tree is None:
-        return None
-    if "keys" in tree:
-        return {key: unspell(child) for key, child in tree["keys"].items()}
-    if "items" in tree:
-        return [unspell(child) for child in tree["items"]]
-    return _TYPES[tree["type"]] if "type" in tree else Shape(tree["dtype"], *tree["dims"])

@@ -15,6 +15,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from fedloom.core import message
+from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import Batches, ClientContext, PublicSet, Rows, Sample, epoch_plan, sample_plan
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
@@ -157,10 +158,11 @@ class VmapContext:
     parties: int
     classes: int
     device: str
+    aggregator: Aggregator
 
     def __init__(self, contexts: Sequence[ClientContext], me: Tensor, same: SameContent, *, rows_alone: bool) -> None:
         self._contexts, self._me, self._same, self._rows_alone = contexts, me, same, rows_alone
-        for name in ("seed", "parties", "classes", "device"):
+        for name in ("seed", "parties", "classes", "device", "aggregator"):
             if len({getattr(s, name) for s in contexts}) == 1:
                 setattr(self, name, getattr(contexts[0], name))
 
@@ -234,7 +236,7 @@ class VmapContext:
 
     @property
     def public(self) -> "PublicSet | StackedPublicSet | None":
-        """The public set that all parties share, or that of the party's run."""
+        """The public set that all parties share, or the one of the party's run."""
         sets = [s.public for s in self._contexts]
         if all(public is sets[0] for public in sets):
             return sets[0]
@@ -262,7 +264,7 @@ class _Tests(dict[str, Any]):
 
 
 class StackedPublicSet:
-    """The public sets of several runs, of which the party sees that of its own run. See `PublicSet`."""
+    """The public sets of several runs, of which the party sees its own run's. See `PublicSet`."""
 
     def __init__(self, sets: Sequence[PublicSet], me: Tensor, same: SameContent) -> None:
         self._sets, self._same = {id(s): s for s in sets}, same

@@ -97,7 +97,7 @@ class VmapNetwork:
 
     def minimize(self, loss: Loss, *batch: object, only: Only = None) -> Tensor:
         """One optimizer step on the scalar `loss(*batch)`; its value before the step."""
-        value, gradients, buffers = self._graded(loss, batch, only)
+        value, gradients, buffers = self._loss_and_gradient(loss, batch, only)
         if isinstance(only, Mapping):
             gradients = {k: g * only[k] for k, g in gradients.items()}
         self._step(gradients, buffers)
@@ -105,13 +105,13 @@ class VmapNetwork:
 
     def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
         """The scalar `loss(*batch)` and its gradient by name; no step. BatchNorm statistics are updated."""
-        value, gradients, buffers = self._graded(loss, batch, of)
-        return self._seen(value, buffers, {}), gradients
+        value, gradients, buffers = self._loss_and_gradient(loss, batch, of)
+        return self._store_pass(value, buffers, {}), gradients
 
     def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
         """The scalar `loss(*batch)` and its gradient by name at `weights`. BatchNorm statistics are updated."""
         gradients, seen = grad(self._value_of(loss, batch), has_aux=True)({k: weights[k] for k in self._params})
-        return self._seen(*seen), gradients
+        return self._store_pass(*seen), gradients
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Loss, *batch: object
@@ -119,9 +119,9 @@ class VmapNetwork:
         """As `gradient_at`, and the Hessian-vector product there."""
         value = grad(self._value_of(loss, batch), has_aux=True)
         gradients, pull, seen = vjp(value, {k: weights[k] for k in self._params}, has_aux=True)  # type: ignore[misc]
-        return self._seen(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
+        return self._store_pass(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
 
-    def _seen(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
+    def _store_pass(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
         """Store the buffers and notes of a pass; returns its value."""
         if buffers:
             self.load("buffers", buffers)
@@ -141,7 +141,7 @@ class VmapNetwork:
         weights = {k: self._params[k] for k in of}
         return vmap(grad(row_loss), in_dims=(None, 0, 0))(weights, x, y)  # type: ignore[no-any-return]
 
-    def _graded(
+    def _loss_and_gradient(
         self, loss: Loss, batch: tuple[object, ...], of: Collection[str] | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """A loss, its gradient, and the buffers after its pass."""

@@ -17,7 +17,8 @@ from fedloom.core import message
 from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run_task
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.party import Party
-from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, receive, send, unspell
+from fedloom.core.templates import unspell
+from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, receive, send
 from fedloom.engines.memory import Arena
 
 

@@ -1,7 +1,7 @@
 """Parties of one architecture batched: a page's method runs once for a group of them, under `torch.func.vmap`.
 
 It is faster for many small parties on a GPU, and for small networks without convolutions on a CPU, where the overhead
-of an operation exceeds its work. The numbers equal those of the local engine up to the order of sums. Methods that
+of an operation exceeds its work. The numbers equal the local engine's up to the order of sums. Methods that
 cannot be batched run in turn; the account names them, with the reason.
 """
 

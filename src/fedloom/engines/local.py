@@ -14,7 +14,7 @@ from fedloom.engines.memory import Arena, swapped_in
 
 
 class LocalEngine(Engine):
-    """Parties in this process. Tensors of a message are passed without a copy; those of a reply are copied.
+    """Parties in this process. Tensors of a message are passed without a copy; tensors of a reply are copied.
 
     Args:
         parties: all parties. With `memory`, pass a generator: each party is stored before the next is built.
@@ -113,7 +113,7 @@ class IsolatedEngine(LocalEngine):
     """The strictest engine: parties in this process, rebuilt for every call by their builders.
 
     Messages and replies are encoded and decoded, as between machines. It is slow and checks a page's contract: if a
-    method's numbers differ from those of the local engine, the page hides state, shares memory, or changes a message in
+    method's numbers differ from the local engine's, the page hides state, shares memory, or changes a message in
     place.
     """
 

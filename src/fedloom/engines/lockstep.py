@@ -91,7 +91,7 @@ class Lane(Generic[T]):
 
 
 class LockstepEngine(LocalEngine):
-    """The parties of one run, whose calls a lane makes together with those of the other runs."""
+    """The parties of one run, whose calls a lane makes together with the calls of the other runs."""
 
     def __init__(
         self, parties: Iterable[Party[Any]], lane: Lane[Any], *, seed: int = 0, faults: Faults | None = None
@@ -106,7 +106,7 @@ class LockstepEngine(LocalEngine):
 
     @property
     def parties(self) -> dict[int, Party[Any]]:
-        """The parties by their numbers among those of all runs."""
+        """The parties by their numbers among the parties of all runs."""
         return {self._lane.number * STRIDE + i: party for i, party in self._parties.items()}
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:

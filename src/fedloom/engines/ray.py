@@ -18,8 +18,8 @@ from fedloom.core.errors import ConfigError, EngineError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Party
+from fedloom.core.templates import spell
 from fedloom.engines._party_bundle import Packed, PartyBundler, WorkerLost, opened, packed
-from fedloom.engines._shared_buffer import spell
 
 if TYPE_CHECKING:
     from fedloom.engines._ray_cluster import RayCluster
@@ -147,7 +147,7 @@ class RayEngine(Engine):
                 results[n] = refusal(task, {**task.shared, **plain}, error)
             else:
                 orders[self._where[task.party]].append(order)
-        bundles = self._handed(orders)
+        bundles = self._references_needed(orders)
         calls = {}
         for w, sent_orders in orders.items():
             numbers, bare_tasks, plains = zip(*sent_orders, strict=True)
@@ -160,7 +160,7 @@ class RayEngine(Engine):
                 self._notes[i].update(new)
         return [results[n] for n in range(len(tasks))]
 
-    def _handed(self, orders: "Mapping[int, Sequence[_Order]]") -> dict[int, list[Any]]:
+    def _references_needed(self, orders: "Mapping[int, Sequence[_Order]]") -> dict[int, list[Any]]:
         """For each worker, references to the answers of other workers that its tasks need."""
         wanted: dict[int, dict[int, dict[Any, None]]] = defaultdict(lambda: defaultdict(dict))
         for w, sent_orders in orders.items():

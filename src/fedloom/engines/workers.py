@@ -27,7 +27,8 @@ from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Party
-from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, spell
+from fedloom.core.templates import spell
+from fedloom.engines._shared_buffer import LIMITS, SharedBuffer
 from fedloom.engines._worker import Shared
 from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
 from fedloom.engines.memory import Arena

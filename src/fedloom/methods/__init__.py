@@ -58,6 +58,15 @@ def find(name: str) -> Method:
     return known[name]
 
 
+def named(name: str) -> Method:
+    """The method that a user names: a registered one, or `FILE.py` or `FILE.py:NAME`, which runs the file's code.
+
+    Raises:
+        MethodError: see `find` and `load`.
+    """
+    return load(name) if ".py" in name else find(name)
+
+
 def load(file: Path | str) -> Method:
     """A method of the user's own page: the first in `FILE.py`, or `FILE.py:NAME`.
 

@@ -14,36 +14,23 @@ step size α for all compared methods, at clients that took part in training and
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import (
-    SGD,
-    Federation,
-    MethodConfig,
-    ModelError,
-    Party,
-    Template,
-    Tree,
-    floats,
-    weighted_mean,
-)
+from fedloom.core.page import SGD, Federation, MethodConfig, ModelError, Party, Template, Tree, floats
+from fedloom.methods.settings import Adaptation, LocalSGD
 
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
 TUNING = 2**32 - 1
-"""The last epoch number of fine-tuning, far from those of training, so that no shuffle is shared."""
+"""The last epoch number of fine-tuning, far from the numbers of training, so that no shuffle is shared."""
 
 Epoch: TypeAlias = tuple[int, Sequence[str] | None]
 """The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
-Hessian: TypeAlias = Literal["exact", "fd", "fd_normalized", "first_order"]
-"""How a Hessian-vector product is computed: exactly, by a second backward pass; by a central difference of gradients
-along the vector (`fd`) or along its direction (`fd_normalized`), where each pass draws its own dropout mask; or omitted
-(`first_order`)."""
 
 
 def _distinct(steps: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,72 +78,6 @@ class LocalSGDConfig(MethodConfig):
         return eval_modes(self.adapt_steps, self.finetune_epochs)
 
 
-class MetaConfig(MethodConfig):
-    """Adaptation and participation in the methods of the family `meta`."""
-
-    alpha: float = Field(0.03, ge=0)
-    """Step size of adaptation (α)."""
-    adapt_steps: AdaptSteps = (1, 5, 0)
-    """Numbers of adaptation steps on the support half after which clients are evaluated; the first is reported."""
-    batchnorm: Literal["own", "batch"] = "own"
-    """BatchNorm statistics for prediction, which never leave a client: `own` takes its running statistics, as usual;
-    `batch` takes those of the rows to predict, so that a prediction depends on the other rows."""
-    clients_per_round: int | None = Field(None, ge=1)
-    """Number of participants in a round; None for all clients."""
-
-    @property
-    def eval_modes(self) -> tuple[str, ...]:
-        """After each number of adaptation steps."""
-        return eval_modes(self.adapt_steps)
-
-
-# -- the settings that these steps read, of any config that has them ------------------------------------------------
-
-
-class Adaptation(Protocol):
-    """Settings of adaptation."""
-
-    @property
-    def alpha(self) -> float:
-        """Step size of adaptation (α)."""
-
-    @property
-    def adapt_steps(self) -> tuple[int, ...]:
-        """Numbers of adaptation steps after which clients are evaluated."""
-
-
-class LocalSGD(Adaptation, Protocol):
-    """Settings of adaptation and of local SGD, as `LocalSGDConfig` describes them."""
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of SGD."""
-
-    @property
-    def momentum(self) -> float:
-        """Momentum of SGD."""
-
-    @property
-    def batch_size(self) -> int:
-        """Batch size."""
-
-    @property
-    def epochs(self) -> int:
-        """Epochs over the client's own rows in a round."""
-
-    @property
-    def head_epochs(self) -> int:
-        """With a personal head: epochs before them that update only the head."""
-
-    @property
-    def personal_head(self) -> bool:
-        """Whether the last layer is private to each client."""
-
-    @property
-    def finetune_epochs(self) -> int:
-        """Epochs of fine-tuning all weights before the evaluation mode "tuned"."""
-
-
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +87,7 @@ def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]:
-    """Names of the weights that clients share: all, or all but those of the module `head`.
+    """Names of the weights that clients share: all, or all but the weights of the module `head`.
 
     Raises:
         ModelError: `personal_head` needs a network with a body and a head.
@@ -193,35 +114,9 @@ def weights_template(fed: Federation, personal_head: bool) -> dict[str, Template
     return {"weights": {k: floats(*fed.param_shapes[k].shape) for k in shared_names(fed.param_shapes, personal_head)}}
 
 
-def norm_of(weights: Mapping[str, Tensor]) -> Tensor:
-    """Joint L2 norm () of all tensors."""
-    return torch.stack([x.square().sum() for x in weights.values()]).sum().sqrt()
-
-
 def set_weights(party: Party[object], weights: Mapping[str, Any]) -> None:
     """Replace the named weights of the party's network; the others are kept."""
     party.params = {**party.params, **weights}
-
-
-def secure_average(
-    fed: Federation, server: Any, clients: Sequence[int], shared: Mapping[str, Any], template: Template
-) -> None:
-    """Set a server's `weights` to the mean of those in the replies to `update`, weighted by `rows`, by a secure sum: it
-    learns the mean and the sum of the rows only. It keeps its weights if too few clients are left for a sum."""
-    found = fed.sum(clients, "update", shared=shared, expect=template, weight="rows")
-    if found is not None:
-        server.weights = found.mean["weights"]
-
-
-def each_or_mean(
-    fed: Federation, clients: Sequence[int], shared: Mapping[str, Any], template: Template, secure: bool, least: int = 1
-) -> dict[int, Any]:
-    """The replies to `update`, at least `least`. With `secure` each is replaced by their mean, by a secure sum: enough
-    for a server that only adds them up."""
-    if not secure:
-        return fed.call(clients, "update", shared=shared, expect=template, min_replies=least)
-    found = fed.sum(clients, "update", shared=shared, expect=template)
-    return {} if found is None else dict.fromkeys(found.ids, found.mean)
 
 
 def broadcast(server: Any) -> dict[str, Tree]:
@@ -306,46 +201,6 @@ def gradient_descent(party: Party[Adaptation], steps: int, loss: Callable[..., T
         party.params = {k: w.sub(gradient[k], alpha=party.cfg.alpha) for k, w in party.params.items()}
 
 
-def meta_gradient(
-    party: Party[Adaptation], weights: Mapping[str, Tensor], hvp: Hessian, delta: float
-) -> dict[str, Tensor]:
-    """The gradient by name of L(θ - α ∇L(θ, D^s), D^q) at θ = `weights`: r - α ∇²L(θ, D^s) r.
-
-    L is `weighted_cross_entropy`, D^s and D^q are the support and the query half. The cost in gradient evaluations is 4
-    by differences, 2 in first order, and 2 plus a second backward pass if exact.
-
-    Args:
-        party: the party, with its network and both halves.
-        weights: θ.
-        hvp: how ∇²L(θ, D^s) r is computed.
-        delta: distance of the two gradients of a difference (δ).
-    """
-    loss, alpha, support = partial(weighted_cross_entropy, party), party.cfg.alpha, party.context.support
-    product = None
-    if hvp == "exact":
-        _, s, product = party.curvature_at(weights, loss, *support)
-    else:
-        _, s = party.gradient_at(weights, loss, *support)
-    phi = {k: w.sub(s[k], alpha=alpha) for k, w in weights.items()}
-    _, r = party.gradient_at(phi, loss, *party.context.query)
-    if hvp == "first_order":
-        return r
-    g = product(r) if product else hvp_by_difference(party, weights, r, delta, unit=hvp == "fd_normalized")
-    return {k: r[k].sub(g[k], alpha=alpha) for k in r}
-
-
-def hvp_by_difference(
-    party: Party[object], weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
-) -> dict[str, Tensor]:
-    """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ by name at θ = `weights`, with δ over the norm of r if `unit`."""
-    loss, step = partial(weighted_cross_entropy, party), delta / (norm_of(r).clamp_min(1e-12) if unit else 1.0)
-    ahead, behind = (
-        party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *party.context.support)[1]
-        for sign in (1, -1)
-    )
-    return {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
-
-
 # -- evaluation ----------------------------------------------------------------------------------------------------
 
 
@@ -376,111 +231,3 @@ def prepare(party: Party[LocalSGD], *, eval_mode: str, broadcast: Mapping[str, T
     load_and_adapt(party, eval_mode=eval_mode, broadcast=broadcast)
     if eval_mode == TUNED:
         fine_tune(party)
-
-
-def infer(party: Party[object], x: Tensor) -> Tensor:
-    """Outputs (n, ...) of the party's network in evaluation mode."""
-    return Party.infer(party, x)
-
-
-# -- averaging among peers -----------------------------------------------------------------------------------------
-
-
-def models_of(party: Party[LocalSGD], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
-    """Shared weights by peer id: the party's own, and those of the neighbours that replied."""
-    return {party.context.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
-
-
-def average(party: Party[object], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
-    """Set the party's weights to the weighted mean of the models in `weights`, and note the mixing weights."""
-    total = sum(weights.values())
-    set_weights(party, weighted_mean([dict(models[j]) for j in weights], list(weights.values())))  # type: ignore[arg-type]
-    note_mixing(party, {j: weight / total for j, weight in weights.items()})
-
-
-def note_mixing(party: Party[object], shares: Mapping[int, float]) -> None:
-    """Note the mixing weight of each peer's model, by peer id."""
-    row = torch.zeros(party.context.parties, dtype=torch.float64)
-    for i, share in shares.items():
-        row[i] = share
-    party.note("mixing", row)
-
-
-# -- features: the input (B, d) of a network's last layer ----------------------------------------------------------
-
-
-class Features(nn.Module):
-    """A network that outputs its features (B, d) instead of logits; `linear` applies its last layer separately.
-
-    Raises:
-        ModelError: the network has no `features` or no linear `head`.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network: Any = with_features_and_head(network)
-        self.channels_last = getattr(network, "channels_last", False)
-
-    @property
-    def width(self) -> int:
-        """d."""
-        return int(self.network.head.in_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features (B, d)."""
-        out: Tensor = self.network.features(x)
-        return out
-
-
-HEAD = "network.head"
-"""Name of the last layer within `Features`."""
-
-
-def with_features_and_head(network: nn.Module) -> nn.Module:
-    """The network, if it has a method `features` and a linear layer `head`.
-
-    Raises:
-        ModelError: it lacks one of them.
-    """
-    if not callable(getattr(network, "features", None)) or not isinstance(getattr(network, "head", None), nn.Linear):
-        raise ModelError(
-            f"this method needs a network's features, but {type(network).__name__} has no method `features` or no "
-            "linear layer `head`: choose another network, such as cnn-small"
-        )
-    return network
-
-
-def linear(f: Tensor, weights: Mapping[str, Tensor], name: str = HEAD) -> Tensor:
-    """Apply the linear layer of this name to f (n, d); outputs (n, K)."""
-    return F.linear(f, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-
-
-def class_means(f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean (K, d) and number (K,) int64 of the rows f (n, d) of each class y (n,); the mean of an empty class is 0.
-
-    Rows with `weight` (n,) 0 are padding that an engine added, and are ignored.
-    """
-    members = y[:, None] == torch.arange(classes, device=y.device)
-    if weight is not None:
-        members = members & (weight > 0)[:, None]
-    counts = members.sum(0)
-    return members.to(f).T @ f / counts.clamp(min=1)[:, None], counts
-
-
-def mask_unknown(scores: Tensor, known: Tensor) -> Tensor:
-    """Scores (n, K) in which classes that are not `known` (K,) rank last in every row."""
-    return torch.where(known, scores, scores.amin(-1, keepdim=True) - 1)
-
-
-def gradient_variance(party: Party[object], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:
-    """E|g - E g|² () of the gradient g of a mean `loss(*batch)` over B rows, in all weights of the party's network.
-
-    Proofs of convergence assume that it is bounded. It is a quarter of the squared distance between the gradients of
-    the batch's halves, as each of these varies twice as much as g. Unbiased for rows that are drawn independently. The
-    network does not change.
-    """
-    half = len(batch[0]) // 2
-    with party.scratch():
-        _, a = party.gradient(loss, *(x[:half] for x in batch))
-        _, b = party.gradient(loss, *(x[half : 2 * half] for x in batch))
-    return torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum() / 4

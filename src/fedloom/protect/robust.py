@@ -9,7 +9,7 @@ keep weights that the receiver chose itself. Under skewed data an honest vector 
 accuracy where nobody lies. All sums are in float64 in the order of the vectors, so every engine gives the same result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fedloom.core.message import leaves, map_tensors
 
-Rule: TypeAlias = Literal["none", "clip", "median", "trimmed", "krum", "multikrum", "centered"]
+Rule: TypeAlias = Literal["mean", "clip", "median", "trimmed", "krum", "multikrum", "centered"]
 CENTERED_STEPS: Final = 3
 """Steps of centered clipping in one aggregation."""
 
 
 def needed(rule: Rule, f: int) -> int:
-    """The smallest number of vectors with which a rule withstands f arbitrary ones; 1 for `none`."""
-    return 1 if rule == "none" else 2 * f + 3 if rule in ("krum", "multikrum") else 2 * f + 1
+    """The smallest number of vectors with which a rule withstands f arbitrary ones; 1 for `mean`."""
+    return 1 if rule == "mean" else 2 * f + 3 if rule in ("krum", "multikrum") else 2 * f + 1
 
 
 def combine(
@@ -40,7 +40,7 @@ def combine(
 
     Args:
         rows: the vectors (n, d), finite.
-        rule: how they are combined; with `none` the uniform mean.
+        rule: how they are combined; with `mean` the uniform mean.
         f: the number of arbitrary vectors to withstand (trimmed, krum, multikrum).
         center: (d,) the starting point of the clients (clip, centered); None for the median of each number.
         radius: largest distance from `center` that counts in full (clip, centered); None for the median distance.
@@ -90,26 +90,25 @@ def clipped(x: Tensor, radius: float | None) -> Tensor:
 
 
 def combine_trees(
-    trees: Sequence[Mapping[str, Any]],
-    rule: Rule,
-    *,
-    f: int,
-    center: Mapping[str, Any],
-    weights: Tensor | None = None,
-) -> dict[str, Any]:
-    """`combine` over trees of tensors of one structure, that of `center`, each taken as one vector."""
-    whole = combine(
-        torch.stack([flat(tree, center) for tree in trees]), rule, f=f, center=flat(center, center), weights=weights
-    )
-    parts = iter(torch.split(whole, [x.numel() for _, x in leaves(center)]))
-    found: Any = map_tensors(lambda x: next(parts).view_as(x).to(x.dtype), dict(center))
-    return found  # type: ignore[no-any-return]
+    trees: Sequence[Any], rule: Rule, *, f: int, center: Any = None, weights: Tensor | None = None
+) -> Any:
+    """`combine` over trees of tensors of one structure, each taken as one vector; `center` is such a tree, too."""
+    like = trees[0]
+    start = None if center is None else flat(center, like)
+    whole = combine(torch.stack([flat(tree, like) for tree in trees]), rule, f=f, center=start, weights=weights)
+    return shaped(whole, like)
 
 
-def flat(tree: Mapping[str, Any], like: Mapping[str, Any]) -> Tensor:
+def flat(tree: Any, like: Any) -> Tensor:
     """The tensors of a tree as one vector (d,), in the order of `like`."""
     found = dict(leaves(tree))
     return torch.cat([found[name].flatten() for name, _ in leaves(like)])
+
+
+def shaped(whole: Tensor, like: Any) -> Any:
+    """A vector (d,) as a tree of tensors like those of `like`."""
+    parts = iter(torch.split(whole, [x.numel() for _, x in leaves(like)]))
+    return map_tensors(lambda x: next(parts).view_as(x).to(x.dtype), like)
 
 
 # -- answers: clients' outputs for the same rows ---------------------------------------------------------------------
@@ -138,6 +137,11 @@ def combine_probabilities(probabilities: Tensor, rule: Rule, *, f: int) -> Tenso
     A row of which nothing is left, such as the median of labels that all differ, takes the mean, which one client moves
     by 1 / n at most.
     """
-    found = combine_values(probabilities, rule, f=f).clamp_min(0)
+    return normalized(combine_values(probabilities, rule, f=f), probabilities.mean(0))
+
+
+def normalized(found: Tensor, otherwise: Tensor) -> Tensor:
+    """Numbers (..., K) without the negative ones, divided by their sum over classes; `otherwise` where it is 0."""
+    found = found.clamp_min(0)
     left = found.sum(-1, keepdim=True)
-    return torch.where(left > 0, found / left.clamp_min(torch.finfo(found.dtype).tiny), probabilities.mean(0))
+    return torch.where(left > 0, found / left.clamp_min(torch.finfo(found.dtype).tiny), otherwise)

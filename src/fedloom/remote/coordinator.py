@@ -11,7 +11,7 @@ from fedloom.experiment.config.run import FEDERATION, RunConfig
 from fedloom.experiment.plan.node_party import differences, expected, for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.engine import Backend, check
+from fedloom.experiment.run.engine import Backend
 from fedloom.remote.connections import NodeSet, Timeouts, Transport
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read
@@ -24,14 +24,14 @@ from fedloom.remote.starts import check_node_count, keep_start, next_start, run_
 def backend(
     run: RunConfig, folder: Path | None = None, *, resume: bool = False, stop: Callable[[], bool] = lambda: False
 ) -> Backend:
-    """The nodes of the run's federation file, and the coordinator's own files; arguments as those of `execute`.
+    """The nodes of the run's federation file, and the coordinator's own files; arguments as of `execute`.
 
     Rows of parties that hold different columns are matched with the nodes first.
 
     Raises:
         ConfigError, DataError, EngineError: the federation or its files cannot be used, or matching failed.
     """
-    check(run.engine)
+    run.engine.check()
     federation = federation_of(run)
     nodes = node_set(federation, stop=stop)
     own = federation.data.get(run.data.name)
@@ -107,7 +107,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         transport=nodes.transport,
         resume=resume,
         start=number,
-        timeouts=replace(nodes.timeouts, fewest=plan.setting.min_nodes(plan, len(remote))),
+        timeouts=replace(nodes.timeouts, fewest=plan.planner.min_nodes(plan, len(remote))),
         seed=run.seed,
         faults=run.faults,
         max_rows=nodes.max_rows,

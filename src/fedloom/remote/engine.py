@@ -22,7 +22,7 @@ from fedloom.core.faults import Faults
 from fedloom.core.fixed_point import size
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.engines.local import LocalEngine
 from fedloom.protect.masks import question
 from fedloom.remote import payload, rpc_errors
@@ -49,7 +49,7 @@ class NetEngine(Engine):
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
         transport: how nodes are reached.
         resume: whether nodes may be asked to return to an earlier checkpoint.
-        start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
+        start: a number above all earlier starts of the run; None for the time in nanoseconds.
         timeouts: of calls and waits.
         max_rows: the largest number of rows that a node may claim, by its name.
 

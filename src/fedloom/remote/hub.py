@@ -290,7 +290,7 @@ async def open_hub(
     silence: float = SILENCE,
     reconnect: float = RECONNECT,
 ) -> list[NodeConnection]:
-    """The connections of nodes, which need not be there yet; arguments as those of `Hub`.
+    """The connections of nodes, which need not be there yet; arguments as of `Hub`.
 
     Args:
         names, run, changed, listen, silence, reconnect: see `Hub`.

@@ -18,7 +18,7 @@ from fedloom.core.engine import Failure, ReplyRef, Task, refusal
 from fedloom.core.errors import EngineError, MessageError
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Note
-from fedloom.engines._shared_buffer import spell
+from fedloom.core.templates import spell
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Connection, Timeouts
 from fedloom.remote.rpc_errors import CallRefused

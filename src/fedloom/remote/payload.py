@@ -46,7 +46,7 @@ def unpack(body: bytes, like: Template = object) -> tuple[Any, list[memoryview]]
 
 
 def check_versions(protocol: int, version: str) -> None:
-    """Raise `CallRefused` unless the coordinator's versions are those of this node."""
+    """Raise `CallRefused` unless the coordinator's versions are this node's."""
     theirs = f"{protocol}/{ascii(version)[1:-1][:40]}"
     if theirs != VERSIONS:
         raise mismatch(f"this node has protocol and version {VERSIONS}, the coordinator {theirs}")

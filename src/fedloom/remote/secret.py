@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
 
 
 def secret(path: Path) -> int:

@@ -7,9 +7,9 @@ from time import time_ns
 from typing import Any, Final
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.node_party import config_sha256
-from fedloom.experiment.run.checkpoint import write_atomically
 
 START: Final = ".start"
 """In a run's folder: the number of its newest start."""
@@ -35,7 +35,7 @@ def run_id(run: RunConfig, cfg: Any, own: str, folder: Path | None) -> str:
 
 
 def next_start(folder: Path | None) -> int:
-    """A number for this start of a run: the time in nanoseconds, but above that of the previous start in any case."""
+    """A number for this start of a run: the time in nanoseconds, but above the previous start's in any case."""
     before = folder / START if folder is not None else None
     return max(time_ns(), int(before.read_text()) + 1 if before is not None and before.exists() else 0)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import OWN, TRAINING, group_of
+from fedloom.experiment.run.metrics import OWN, Metric
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
@@ -36,10 +36,10 @@ def clients_of_run(run: Run) -> PageSection:
 def _by_eval_mode(run: Run) -> PageSection:
     """Accuracies on own class mixes, in the first evaluation mode and without it; unseen clients come first."""
     s = run.summary
-    eval_mode, before = next(iter(s.eval_modes)), s.accuracies[OWN].over(s.clients)
-    after = s.eval_modes[eval_mode].over(s.clients)
+    metric, before = next(iter(s.eval_modes)), s.accuracies[OWN].over(s.clients)
+    eval_mode, after = metric.eval_mode, s.eval_modes[metric].over(s.clients)
     if s.unseen:
-        after = np.where(np.isnan(after), s.eval_modes[eval_mode + TRAINING].over(s.clients), after)
+        after = np.where(np.isnan(after), s.eval_modes[metric.training].over(s.clients), after)
     order = np.lexsort((-after, ~np.isin(np.arange(s.clients), s.unseen)))
     series = [Dots(eval_mode, after[order], series_style(0)), Dots("unadapted", before[order], HOLLOW)]
     better, worse = int((after > before).sum()), int((after < before).sum())
@@ -79,7 +79,7 @@ def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection
         return replace(section, tables=[])
     over = found.gains_over
     caption = f"Accuracy {found.describe(found.metric)} by the clients' model; mean over clients and seeds"
-    caption += ", without unseen clients" if found.unseen and not group_of(found.metric) else ""
+    caption += ", without unseen clients" if found.unseen and not found.metric.clients else ""
     caption += f"; in brackets the gain in points over {over}" if over and len(found.methods) > 1 else ""
     return replace(section, tables=[PageTable(caption, ["Model", "Clients", *(m.name for m in found.methods)], rows)])
 
@@ -116,7 +116,7 @@ def _section(
     return PageSection("Clients", figures=[figure, _partition(run, which)], tables=_by_model(run))
 
 
-def _order(run: Run, metric: str = "") -> np.ndarray:
+def _order(run: Run, metric: Metric | None = None) -> np.ndarray:
     """(n,) the clients with a metric, by default the main one, from the best to the worst."""
     each = run.summary.accuracies[metric or run.summary.main].over(run.summary.clients)
     return np.argsort(-each, kind="stable")[: np.isfinite(each).sum()]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Score, group_of, shown_metrics
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric, Score, shown_metrics
 from fedloom.experiment.run.result import Comparison, MethodSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import mixing, plots, unseen, vertical
@@ -121,9 +121,9 @@ def _lead(found: Comparison) -> str:
     return f"{text}; always predicting {found.most_frequent(main)} gives {fmt.percent(chance)}."
 
 
-def _in_first_table(found: Comparison, name: str) -> bool:
+def _in_first_table(found: Comparison, metric: Metric) -> bool:
     """Whether the table of methods has a metric; those over unseen clients have tables of their own."""
-    return not found.unseen or name == found.metric or group_of(name) != "unseen"
+    return not found.unseen or metric == found.metric or metric.clients != "unseen"
 
 
 def _differences(found: Comparison) -> PageSection:
@@ -138,7 +138,7 @@ def _differences(found: Comparison) -> PageSection:
 
 
 def _dots(found: Comparison) -> list[Figure]:
-    names = [name for name in ("accuracy", "balanced accuracy") if all(name in m.scores for m in found.methods)]
+    names = [name for name in (GLOBAL, Metric("balanced accuracy")) if all(name in m.scores for m in found.methods)]
     if len(found.methods) < 2 or not names:
         return []
     series = [
@@ -182,7 +182,13 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
 
 
 def _curves_figure(
-    found: Comparison, name: str, score: Score, curves: Sequence[Line], levels: list[Level], seeds: set[int], run: Run
+    found: Comparison,
+    name: Metric,
+    score: Score,
+    curves: Sequence[Line],
+    levels: list[Level],
+    seeds: set[int],
+    run: Run,
 ) -> Figure:
     """One metric of all methods; `seeds` holds the numbers of seeds per method."""
     drawn = curves if len(curves) <= BANDS else [replace(line, band=None) for line in curves]

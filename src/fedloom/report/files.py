@@ -32,7 +32,7 @@ def parsed(path: Path) -> dict[str, Any]:
     """A JSON object. Raises DataError if the file holds none."""
     try:
         value = json.loads(text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise damaged(path, f"must hold a JSON object, not {type(value).__name__}")

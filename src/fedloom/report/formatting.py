@@ -35,6 +35,11 @@ def number(value: float, form: str = ".3f") -> str:
     return text if any(c in text for c in "123456789") or not math.isfinite(value) else text.lstrip(f"+{MINUS}")
 
 
+def value(found: str | float | None) -> str:
+    """A value of a table: text, a number with four digits, or a dash."""
+    return "–" if found is None else found if isinstance(found, str) else number(found, ".4g")
+
+
 def metric(value: float, share: bool = True) -> str:
     """A share in percent, `86.7 %`, or any other metric as a number, `0.962`."""
     return percent(value) if share else number(value)

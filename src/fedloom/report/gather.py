@@ -12,7 +12,7 @@ from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 
-WITHOUT_WAYS = (
+WITHOUT_MODES = (
     "further evaluation modes are omitted because only some runs have unseen clients; see the reports of the runs"
 )
 
@@ -38,7 +38,7 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
     if mixed:
         runs = [replace(run, summary=run.summary.model_copy(update={"eval_modes": {}})) for run in runs]
     comparison, problem = _compared(runs)
-    return comparison, runs, problem + (f"; {WITHOUT_WAYS}" if mixed else "")
+    return comparison, runs, problem + (f"; {WITHOUT_MODES}" if mixed else "")
 
 
 def _named_apart(runs: Sequence[Run]) -> list[Run]:

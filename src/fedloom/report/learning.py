@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import GLOBAL, SCORES, in_way, shown_metrics
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, Metric, in_mode, shown_metrics
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, cells
@@ -49,14 +49,14 @@ def learning(run: Run) -> PageSection:
     levels = [] if s.chance is None else [Level("chance", s.chance)]
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
     if s.scores:
-        balanced = SCORES["balanced accuracy"]
+        balanced = SCORES[Metric("balanced accuracy")]
         lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
     main, caption = lines[0], "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."
     alt = f"Mean accuracy by iteration, {_ends(main)}."
     svg, legend = plots.chart("learning", alt, lines, levels, across=iteration_axis(run))
     where = "the test rows" if s.scores else s.tested
     figures = [Figure(f"Accuracy on {where}", svg, legend, JOINT_ITERATION if s.scores else ITERATION)]
-    figures += [_score_figure(run, name) for name in ("auc", "log loss") if name in s.scores]
+    figures += [_score_figure(run, one) for one in (Metric("auc"), Metric("log loss")) if one in s.scores]
     if run.personal and len(s.accuracies) > 1:
         main, levels, figure = _own(run)
         figures.insert(0, figure)
@@ -132,7 +132,7 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
         if metric == GLOBAL:
             continue
         x, y = run.curve(f"{metric} mean", run.last)
-        label = in_way(metric, bool(s.unseen)) or "unadapted"
+        label = in_mode(metric, bool(s.unseen)) or "unadapted"
         if lines:
             lines.append(Line(label, x, y, _dashed(len(lines), "diamond")))
         else:
@@ -152,18 +152,18 @@ def _ends(line: Line) -> str:
     return f"from {fmt.percent(line.y[0])} at the start to {fmt.percent(line.y[-1])} at the end"
 
 
-def _score_figure(run: Run, name: str) -> Figure:
+def _score_figure(run: Run, name: Metric) -> Figure:
     """A score by iteration; for the log loss, also the training loss of the active party."""
     score = SCORES[name]
     x, y = run.curve(score.column, run.last)
     lines = [Line("on the test rows", x, y, series_style(0))]
     own = run.curve("loss", run.last, "active")
-    if name == "log loss" and len(own[0]):
+    if name.name == "log loss" and len(own[0]):
         style = replace(series_style(1), shape=None)
         lines.append(Line("on the active party's last training batch", *own, style))
-    levels = [Level("chance", 0.5)] if name == "auc" else []
+    levels = [Level("chance", 0.5)] if name.name == "auc" else []
     alt = f"{score.title} by iteration, from {fmt.number(y[0])} at the start to {fmt.number(y[-1])} at the end."
-    svg, legend = plots.chart(name, alt, lines, levels, across=iteration_axis(run), form_y=None)
+    svg, legend = plots.chart(str(name), alt, lines, levels, across=iteration_axis(run), form_y=None)
     return Figure(score.title, svg, legend if len(legend) > 1 else (), "Lower is better." if score.lower else "")
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, SCORES, Metric, parse
 from fedloom.report import formatting as fmt
 from fedloom.report.learning import bytes_sent
 from fedloom.report.read import Run
@@ -40,15 +40,14 @@ FACTORS = {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
 ON_MESSAGES = ("gradients direct", "gradients nearest", "prototypes")
-"""Attacks on received messages: see `fedloom.experiment.plan.settings.attacks`."""
-ATTACK = "attack "
+"""Attacks on received messages: see `fedloom.experiment.run.attacks`."""
 _OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine": "cosine"}
 """Metrics of a vertical party's data, and their keys in `partition.json`."""
 NOT_OF_ROUNDS = ("total", "setup", "evaluate", "save")
 """Phases of a run's seconds besides the stages of rounds."""
 _UNTIL = re.compile(r"(bytes|rounds|iterations|seconds) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")
-_PREPARED = re.compile(rf"{OWN} (tuned|\d+ steps?)( training)?")
+_PREPARED = re.compile(r"tuned|\d+ steps?")
 """Evaluation modes of the registered methods in the horizontal setting."""
 _BYTES = {
     "bytes up": ("up",),
@@ -62,30 +61,31 @@ _BYTES = {
 def value_of(run: Run, metric: str) -> float | None:
     """A metric of a finished run: shares in [0, 1], bytes, seconds, or raw values; None if not measured."""
     s = run.summary
-    name = _named(run, metric)
-    if name in s.scores:
-        return s.scores[name]
-    if name in s.accuracies:
-        return s.accuracies[name].mean
-    if name.startswith(ATTACK) and name.removeprefix(ATTACK) in s.attacks:
-        return s.attacks[name.removeprefix(ATTACK)].mean
-    if name in _BYTES:
-        return float(sum(getattr(s.bytes, way) for way in _BYTES[name]))
-    if name == "seconds":
+    found = _named(run, metric)
+    if found in s.scores:
+        return s.scores[found]
+    if found in s.accuracies:
+        return s.accuracies[found].mean
+    if found.name == ATTACK and found.mode in s.attacks:
+        return s.attacks[found.mode].mean
+    if metric in _BYTES:
+        return float(sum(getattr(s.bytes, direction) for direction in _BYTES[metric]))
+    if metric == "seconds":
         return s.seconds.get("total")
-    if name == "attack on messages":
+    if metric == "attack on messages":
         return max((s.attacks[attack].mean for attack in ON_MESSAGES if attack in s.attacks), default=None)
-    if name.partition(" of client ")[0] in _OF_COLUMNS:
-        return _of_columns(run, name)
-    return skew(run) if name == "skew" else _derived(run, name)
+    if metric.partition(" of client ")[0] in _OF_COLUMNS:
+        return _of_columns(run, metric)
+    return skew(run) if metric == "skew" else _derived(run, metric)
 
 
-def _named(run: Run, metric: str) -> str:
-    """The name of a metric in the run."""
-    s = run.summary
-    if metric.casefold() in s.scores:
-        return metric.casefold()
-    return OWN if not s.eval_modes and OWN in s.accuracies and _PREPARED.fullmatch(metric) else metric
+def _named(run: Run, text: str) -> Metric:
+    """The metric of the run that a text names."""
+    s, metric = run.summary, parse(text)
+    if (score := parse(text.casefold())) in s.scores:
+        return score
+    prepared = metric.own and metric.name == OWN.name and _PREPARED.fullmatch(metric.mode)
+    return OWN if prepared and not s.eval_modes and OWN in s.accuracies else metric
 
 
 def _of_columns(run: Run, metric: str) -> float | None:
@@ -101,7 +101,7 @@ def _of_columns(run: Run, metric: str) -> float | None:
 def _derived(run: Run, metric: str) -> float | None:
     """A metric derived from the values at evaluations."""
     if found := _UNTIL.fullmatch(metric):
-        return _until(run, found[1], float(found[2]) / 100 if found[2] else None, found[3] or GLOBAL)
+        return _until(run, found[1], float(found[2]) / 100 if found[2] else None, found[3] or str(GLOBAL))
     inner = _plain(metric)
     x, y = curve(run, inner)
     if not len(y):
@@ -140,7 +140,8 @@ def skew(run: Run) -> float | None:
 
 def lower(metric: str) -> bool:
     """Whether lower is better."""
-    return "loss" in metric or _plain(metric).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
+    plain = _plain(metric)
+    return parse(plain).lower_is_better or plain.startswith(("bytes", "rounds", "iterations", "seconds"))
 
 
 def is_exact(metric: str) -> bool:
@@ -151,8 +152,8 @@ def is_exact(metric: str) -> bool:
 def drawn(metric: str) -> str:
     """The metric of a curve: the metric itself, or the accuracy that it depends on."""
     if found := _UNTIL.fullmatch(metric):
-        return found[3] or GLOBAL
-    return GLOBAL if metric in (*_BYTES, "seconds") else _plain(metric)
+        return found[3] or str(GLOBAL)
+    return str(GLOBAL) if metric in (*_BYTES, "seconds") else _plain(metric)
 
 
 def is_level(metric: str) -> bool:
@@ -163,13 +164,14 @@ def is_level(metric: str) -> bool:
 def curve(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Iterations (n,) and values (n,) of a metric after the last stage that has it; empty if not measured."""
     if found := _CLIENT.fullmatch(metric):
-        name, client = _named(run, found[1]), int(found[2])
+        name, client = str(_named(run, found[1])), int(found[2])
         return _of_party(run, name, run.names[client]) if client < len(run.names) else (np.array([]), np.array([]))
-    name = _named(run, metric)
-    if name in run.summary.scores:
-        name = SCORES[name].column
-    elif name in run.summary.accuracies:
-        name = f"{name} mean"
+    known = _named(run, metric)
+    name = str(known)
+    if known in run.summary.scores:
+        name = SCORES[known].column
+    elif known in run.summary.accuracies:
+        name = f"{known} mean"
     parties = list(dict.fromkeys(party for what, party, _ in run.measured if what == name))
     if not parties or "" in parties:
         return _of_party(run, name, "")

@@ -1,5 +1,6 @@
 """Read the folder of a run or comparison."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.run.metrics import SCORES
-from fedloom.experiment.run.result import Comparison, RunSummary
-from fedloom.report.files import csv_rows, damaged, model, parsed, text
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, parse
+from fedloom.experiment.run.result import Comparison, RunSummary, client_accuracies, joint_scores
+from fedloom.report.files import checked, csv_rows, damaged, model, parsed, text
 from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile
-from fedloom.report.unfinished import summary_so_far
 
 START = "start"
 """The stage of metrics before the first round."""
@@ -89,7 +89,7 @@ def read_run(folder: Path) -> Run:
     if finished:
         summary = model(folder / "result.json", RunSummary)
     else:
-        summary = summary_so_far(folder, config, metrics, ledger, len(failures), partition)
+        summary = _so_far(folder, config, metrics, ledger, len(failures), partition)
     measured: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
     for m in metrics:
         x, y = measured.setdefault((m.metric, m.party, m.stage), ([], []))
@@ -142,6 +142,65 @@ def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
                 f"{s.name} with seed {s.seed} and {s.clients} clients. Repeat the comparison with --resume."
             )
     return found, runs
+
+
+def _so_far(
+    folder: Path,
+    config: str,
+    metrics: Sequence[MetricRow],
+    ledger: Sequence[LedgerRow],
+    failures: int,
+    partition: PartitionFile,
+) -> RunSummary:
+    """The summary of an unfinished run at its last evaluation, in place of `result.json`.
+
+    Raises:
+        DataError: the run has no evaluation yet, or its config is damaged.
+    """
+    evaluations = [m for m in metrics if m.metric == "accuracy mean"]
+    if not evaluations:
+        raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
+    try:
+        settings = tomllib.loads(config)
+    except tomllib.TOMLDecodeError as error:
+        raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
+    last = evaluations[-1]
+    final = {(m.metric, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
+    accuracies = [parse(metric) for metric, party in final if party]
+    modes = dict.fromkeys(m.mode for m in accuracies if m.mode and m.name == GLOBAL.name)
+    data, held = settings.get("data", {}), partition.parties
+    found: dict[str, Any]
+    if held is None:
+        names = [party for metric, party in final if metric == str(GLOBAL) and party]
+        names = [f"{names[0].rpartition('-')[0]}-{i}" for i in range(partition.number)] if names else []
+        found = client_accuracies(final, names, modes, partition.unseen)
+        dataset, clients = data.get("name"), data.get("clients")
+    else:
+        found = joint_scores(final, held.ids(party for _, party in final), [*modes])
+        dataset, clients = parsed(folder / "partition.json")["parties"].get("name", data.get("name")), partition.number
+    values = {
+        "name": settings.get("name") or str(settings.get("method", "")),
+        "method": str(settings.get("method", "")),
+        "title": "",
+        "preset": settings.get("preset"),
+        "seed": settings.get("seed"),
+        "rounds": last.round,
+        "iterations": last.iteration,
+        "dataset": dataset,
+        "clients": clients,
+        "engine": None,
+        **found,
+        "agreement": final.get(("agreement", "")),
+        **partition.model_dump(include={"chance", "own_chance", "own_chances", "unseen"}),
+        "bytes": {direction: final.get((f"bytes {direction}", "")) for direction in ("up", "down", "across")},
+        "messages": sum(row.count for row in ledger),
+        "seconds": {},
+        "failures": failures,
+        "public_sha256": None,
+        "state_sha256": None,
+        "private_rows": partition.private_clients > 0,
+    }
+    return checked(RunSummary, values, folder / "metrics.csv")
 
 
 def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:

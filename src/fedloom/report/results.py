@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.run.metrics import SCORES, Score, shown_metrics
+from fedloom.experiment.run.metrics import SCORES, Metric, Score, shown_metrics
 from fedloom.experiment.run.result import Comparison, MethodSummary, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.formatting import NONE
@@ -73,7 +73,7 @@ def _paired(found: Comparison, first: str, second: str) -> list[float]:
     return [b[seed] - a[seed] for seed in a if seed in b]
 
 
-def metrics(found: Comparison) -> dict[str, Score]:
+def metrics(found: Comparison) -> dict[Metric, Score]:
     """The metrics to show, the main one first: all scores, or the main accuracy and those of evaluation modes."""
     if found.joint:
         return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
@@ -84,7 +84,7 @@ def metrics(found: Comparison) -> dict[str, Score]:
     return {name: Score(f"{name} mean", fmt.capital(found.describe(name))) for name in names}
 
 
-def methods_table(found: Comparison, titles: Mapping[str, str]) -> PageTable:
+def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
     """A row for each method: the metrics in `titles`, the main one first, and costs; the best values are marked."""
     methods, several = found.methods, found.several_seeds
     seeds = several and (not found.joint or len({len(m.seeds) for m in methods}) > 1)
@@ -123,8 +123,8 @@ def methods_table(found: Comparison, titles: Mapping[str, str]) -> PageTable:
     return PageTable(caption, columns, rows, words=1 + presets)
 
 
-def _best(name: str, values: Sequence[float]) -> float:
-    return (min if name in SCORES and SCORES[name].lower else max)(values, default=np.nan)
+def _best(metric: Metric, values: Sequence[float]) -> float:
+    return (min if metric.lower_is_better else max)(values, default=np.nan)
 
 
 def difference_tables(found: Comparison) -> list[PageTable]:
@@ -133,7 +133,7 @@ def difference_tables(found: Comparison) -> list[PageTable]:
     return [_pairs(found, name, score, pairs[name]) for name, score in metrics(found).items() if name in pairs]
 
 
-def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[PairedDifference]) -> PageTable:
+def _pairs(found: Comparison, name: Metric, score: Score, differences: Sequence[PairedDifference]) -> PageTable:
     several = any(len(d.per_seed) > 1 for d in differences)
     columns = [f"First {fmt.MINUS} other", "Points" if score.share else "Difference"]
     columns += ["s.d. over seeds", "95 % interval", "Better in seeds"] if several else []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedloom.experiment.run.metrics import GLOBAL, TRAINING, shown_metrics
+from fedloom.experiment.run.metrics import GLOBAL, shown_metrics
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import unseen, vertical
@@ -27,6 +27,7 @@ def page(run: Run) -> Page:
         *blocks,
         privacy(run),
         leaks(run),
+        _learned(run),
         diagnostics(run),
         traffic(run),
         _failures(run),
@@ -79,12 +80,12 @@ def lead(run: Run) -> str:
 
 def _adapted_lead(s: RunSummary, length: str) -> str:
     """The result of clients with an evaluation mode, on their own class mix if they have own test rows."""
-    eval_mode = next(iter(s.eval_modes))
+    metric, over = next(iter(s.eval_modes.items()))
+    eval_mode = metric.eval_mode
     rows = f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
     after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode
-    over = s.eval_modes[eval_mode]
     if s.unseen:
-        training = s.eval_modes[eval_mode + TRAINING]
+        training = s.eval_modes[metric.training]
         return (
             f"{rows}, {fmt.times(len(over.per_client), 'unseen client')} reached {fmt.spread(over.mean, over.std)} "
             f"{after}, {fmt.times(len(training.per_client), 'training client')} "
@@ -129,6 +130,15 @@ def _costs(s: RunSummary) -> Iterable[Tile]:
         where = f"{e.engine} engine, {fmt.times(e.workers, 'worker')}, {e.device}" if e else ""
         yield Tile("Time", fmt.duration(total), where, f"{total:,.2f} seconds")
     yield Tile("Failures", fmt.whole(s.failures), "calls without a valid reply", f"{fmt.whole(s.messages)} messages")
+
+
+def _learned(run: Run) -> PageSection | None:
+    """What the server has learned, as its method says."""
+    tables = [
+        PageTable(found.title, found.columns, [cells(*map(fmt.value, row)) for row in found.rows])
+        for found in run.summary.learned
+    ]
+    return PageSection("What was learned", tables=tables) if tables else None
 
 
 def _failures(run: Run) -> PageSection | None:

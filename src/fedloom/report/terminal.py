@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, TRAINING
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric
 from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.page import PageTable, cells
@@ -78,14 +78,13 @@ def line(content: Mapping[str, Any]) -> str:
     return _plain(best.text) if best else "; ".join(texts)
 
 
-def _accuracies(found: Comparison) -> dict[str, str]:
+def _accuracies(found: Comparison) -> dict[Metric, str]:
     """The accuracies of horizontal methods and their headings. With unseen clients, training clients have one column
     only, to fit 80 characters."""
-    modes = dict.fromkeys(eval_mode for m in found.methods for eval_mode in m.eval_modes)
-    names = {f"{OWN} {eval_mode}": eval_mode for eval_mode in modes}
+    names = {metric: metric.eval_mode for m in found.methods for metric in m.eval_modes}
     if found.unseen and names:
-        trained = f"{found.metric}{TRAINING}"
-        kept = {name: heading for name, heading in names.items() if not heading.endswith(TRAINING)}
+        trained = found.metric.training
+        kept = {metric: heading for metric, heading in names.items() if not metric.group}
         kept |= {trained: "training"} if trained in names else {}
         names = kept if found.metric in kept else {**kept, GLOBAL: "global"}
     elif names:
@@ -94,12 +93,12 @@ def _accuracies(found: Comparison) -> dict[str, str]:
     return dict(sorted(names.items(), key=lambda pair: pair[0] != found.metric))
 
 
-def _scores(found: Comparison) -> dict[str, str]:
+def _scores(found: Comparison) -> dict[Metric, str]:
     """The scores of vertical methods and their headings."""
     scores = metrics(found)
-    if "rare recall" in scores:  # to fit 80 characters
-        scores = {name: score for name, score in scores.items() if name not in ("balanced accuracy", "auc")}
-    return {name: SHORT.get(name, score.title) for name, score in scores.items()}
+    if Metric("rare recall") in scores:  # to fit 80 characters
+        scores = {one: score for one, score in scores.items() if one.name not in ("balanced accuracy", "auc")}
+    return {one: SHORT.get(one.name, score.title) for one, score in scores.items()}
 
 
 def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> bool:
@@ -134,16 +133,16 @@ def _show_networks(found: Comparison, out: Console) -> None:
         out.print(text, markup=False, soft_wrap=True)
 
 
-def _show_score_differences(found: Comparison, titles: Mapping[str, str], out: Console) -> None:
+def _show_score_differences(found: Comparison, titles: Mapping[Metric, str], out: Console) -> None:
     """The paired differences of all scores, a row for each pair; without the calibration error if there is no room."""
     every = {found.metric: found.differences, **found.further}
     every = {name: every[name] for name in titles if name in every}
-    for pairs in (every, {name: each for name, each in every.items() if name != "calibration error"}):
+    for pairs in (every, {name: each for name, each in every.items() if name.name != "calibration error"}):
         if _show_pairs(pairs, titles, out):
             break
 
 
-def _show_pairs(pairs: Mapping[str, Sequence[PairedDifference]], titles: Mapping[str, str], out: Console) -> bool:
+def _show_pairs(pairs: Mapping[Metric, Sequence[PairedDifference]], titles: Mapping[Metric, str], out: Console) -> bool:
     """The differences of some scores, if there is room; return whether there was."""
     rows = []
     for each in zip(*pairs.values(), strict=True):

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import OWN, TRAINING
+from fedloom.experiment.run.metrics import OWN
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
@@ -15,6 +16,8 @@ from fedloom.report.read import Run
 from fedloom.report.styles import HOLLOW, series_style
 
 HEADING = "Unseen clients"
+UNADAPTED = replace(OWN, mode="unadapted")
+"""The accuracy without any evaluation mode."""
 NAMED = 20
 """Maximum number of clients named."""
 
@@ -37,9 +40,9 @@ def unseen_of_run(run: Run) -> PageSection | None:
         for eval_mode, (a, b) in pairs.items()
     ]
     means = {eval_mode: (float(a.mean()), float(b.mean())) for eval_mode, (a, b) in pairs.items()}
-    unseen, training = (s.chance_of(f"{OWN} way{end}") for end in ("", TRAINING))
+    unseen, training = s.chance_of(UNADAPTED), s.chance_of(UNADAPTED.training)
     if unseen is not None and training is not None:
-        chance = s.most_frequent(f"{OWN} way")
+        chance = s.most_frequent(UNADAPTED)
         means[chance] = unseen, training
         rows.append(cells(chance, fmt.percent(unseen), fmt.percent(training), fmt.NONE))
     columns = ("Evaluation mode", "Unseen clients", "Training clients", "Difference in points")
@@ -67,17 +70,16 @@ def unseen_of_comparison(found: Comparison) -> list[PageSection]:
         return []
     names = "; ".join(f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items())
     text = [f"Some clients took part in no round, received no message, and are used for evaluation only: {names}."]
-    every = in_order({eval_mode.removesuffix(TRAINING): None for m in found.methods for eval_mode in m.eval_modes})
+    every = in_order({metric.mode: None for m in found.methods for metric in m.eval_modes})
     tables = []
-    for group, end in (("Unseen", ""), ("Training", TRAINING)):
+    for group, metric in (("Unseen", UNADAPTED), ("Training", UNADAPTED.training)):
         rows = []
         for number, m in enumerate(found.methods):
-            each = [m.eval_modes.get(eval_mode + end) for eval_mode in every]
+            each = [m.eval_modes.get(replace(metric, mode=eval_mode)) for eval_mode in every]
             bars = [PageCell(fmt.NONE) if a is None else PageCell(fmt.percent(a.mean), share=a.mean) for a in each]
             rows.append(cells(PageCell(m.name, key=series_style(number).key("").sample), *bars))
         over = " and seeds" if any(len(m.seeds) > 1 for m in found.methods) else ""
         caption = f"{group} clients: accuracy {found.describe(OWN)}, mean over clients{over}"
-        metric = f"{OWN} way{end}"
         if (chance := found.chance_of(metric)) is not None:
             caption += f"; always predicting {found.most_frequent(metric)} gives {fmt.percent(chance)}"
         tables.append(PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows))
@@ -92,12 +94,13 @@ def in_order(eval_modes: Iterable[str]) -> list[str]:
 
 def _pairs(s: RunSummary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The accuracies of unseen and of training clients by evaluation mode, and unadapted unless that is a mode."""
+    modes = {metric.mode: metric for metric in s.eval_modes if not metric.group}
     found = {
         eval_mode: (
-            np.array(s.eval_modes[eval_mode].per_client),
-            np.array(s.eval_modes[eval_mode + TRAINING].per_client),
+            np.array(s.eval_modes[modes[eval_mode]].per_client),
+            np.array(s.eval_modes[modes[eval_mode].training].per_client),
         )
-        for eval_mode in in_order(eval_mode for eval_mode in s.eval_modes if not eval_mode.endswith(TRAINING))
+        for eval_mode in in_order(modes)
     }
     if s.own_accuracy and not any(eval_mode.startswith("0 ") for eval_mode in found):
         own, unseen = s.own_accuracy.over(s.clients), np.isin(np.arange(s.clients), s.unseen)

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, SCORES, Metric
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
@@ -61,7 +62,7 @@ def lead(run: Run, length: str) -> str:
     )
 
 
-def _inside(name: str) -> str:
+def _inside(name: Metric) -> str:
     title = SCORES[name].title
     return title if title.isupper() else title[:1].lower() + title[1:]
 
@@ -82,7 +83,7 @@ def tiles(run: Run) -> Iterable[Tile]:
         "rare recall": "on test rows of the other classes",
     }
     for name, value in s.scores.items():
-        yield Tile(SCORES[name].title, fmt.metric(value, SCORES[name].share), notes[name])
+        yield Tile(SCORES[name].title, fmt.metric(value, SCORES[name].share), notes[name.name])
     if s.chance is not None:
         yield Tile("Chance", fmt.percent(s.chance), "always the most frequent class")
 
@@ -195,10 +196,10 @@ def alone(run: Run) -> PageSection | None:
         prefix = "" if eval_mode == "alone" else f"{fmt.capital(eval_mode)}: "
         chance = [] if run.summary.chance is None else [Level("chance", run.summary.chance)]
         levels = [Level("joint, at the end", run.summary.accuracy.mean, TOGETHER), *chance]
-        figures.append(_by_party(run, f"{GLOBAL} {eval_mode}", f"{prefix}On the test rows", levels))
+        figures.append(_by_party(run, replace(GLOBAL, mode=eval_mode), f"{prefix}On the test rows", levels))
         if found.own is not None:
             title = f"{prefix}On its own unaligned rows: pseudo-label accuracy"
-            figures.append(_by_party(run, f"{OWN} {eval_mode}", title, []))
+            figures.append(_by_party(run, replace(OWN, mode=eval_mode), title, []))
         test, own = found.test.per_client, found.own.per_client if found.own else None
         rows = []
         for n, name in enumerate(run.display_names):
@@ -216,12 +217,12 @@ def _most(run: Run, n: int) -> str:
     return fmt.percent(max(counts) / sum(counts)) if counts and sum(counts) else fmt.NONE
 
 
-def _by_party(run: Run, metric: str, title: str, levels: list[Level]) -> Figure:
-    curves = [run.curve(metric, run.last, id) for id in run.names]
+def _by_party(run: Run, metric: Metric, title: str, levels: list[Level]) -> Figure:
+    curves = [run.curve(str(metric), run.last, id) for id in run.names]
     lines = [Line(run.display_names[n], x, y, series_style(n)) for n, (x, y) in enumerate(curves) if len(x)]
     ends = fmt.together([f"{line.label} {fmt.percent(line.y[-1])}" for line in lines])
     svg, legend = plots.chart(
-        metric, f"{title} by iteration; at the end {ends}.", lines, levels, across=iteration_axis(run)
+        str(metric), f"{title} by iteration; at the end {ends}.", lines, levels, across=iteration_axis(run)
     )
     return Figure(title, svg, legend)
 
@@ -247,9 +248,9 @@ def attacks(run: Run) -> PageSection | None:
     level = "" if chance is None else f" Always guessing the most frequent class gives {fmt.percent(chance.mean)}."
     levels = [] if chance is None else [Level("most frequent class", chance.mean)]
     figures = [
-        _by_party(run, f"attack {kind}", fmt.capital(kind), levels)
+        _by_party(run, Metric(ATTACK, kind), fmt.capital(kind), levels)
         for kind in found
-        if any(len(run.curve(f"attack {kind}", run.last, id)[0]) > 1 for id in ids)
+        if any(len(run.curve(str(Metric(ATTACK, kind)), run.last, id)[0]) > 1 for id in ids)
     ]
     table = PageTable("Share of labels inferred at the end", heading, rows, words=2)
     return PageSection(LEAKS, text=[GUESSES + level], tables=[table], figures=figures)

@@ -17,7 +17,7 @@ from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check, read_values
 from fedloom.report.metrics import Unit, lower
 
-Setting: TypeAlias = dict[str, Any]
+SettingValues: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
 CHECKED = 2000
 """Maximum number of combinations checked in advance; above it, only those within each table are checked."""
@@ -186,7 +186,7 @@ class Sweep:
     values: Mapping[str, Any]
     config: SweepConfig
 
-    def run(self, setting: Setting, seed: int, *, validation: float = 0.0) -> RunConfig:
+    def run(self, setting: SettingValues, seed: int, *, validation: float = 0.0) -> RunConfig:
         """The run with a setting over the file's values.
 
         Args:
@@ -248,7 +248,7 @@ def read(
     return found
 
 
-def setting_text(setting: Setting) -> str:
+def setting_text(setting: SettingValues) -> str:
     """`params.lr = 0.01, params.tau = 5`."""
     return ", ".join(f"{key} = {value_text(value)}" for key, value in setting.items()) or "as in the file"
 
@@ -258,7 +258,7 @@ def value_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def nested(setting: Setting) -> dict[str, Any]:
+def nested(setting: SettingValues) -> dict[str, Any]:
     """Dotted keys as nested tables."""
     found: dict[str, Any] = {}
     for key, value in setting.items():
@@ -309,7 +309,7 @@ def _invalid(sweep: Sweep) -> Iterator[str]:
                 yield f"{setting_text(setting)}: {line}"
 
 
-def _fewest(values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]) -> Iterator[Setting]:
+def _fewest(values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]) -> Iterator[SettingValues]:
     """The smallest sets of values that describe exactly the invalid combinations."""
     keys = [*values]
     for size in range(1, len(keys) + 1):

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from fedloom.core.paths import write_atomically
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import toml
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report import plots

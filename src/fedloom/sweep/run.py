@@ -15,7 +15,7 @@ from fedloom.experiment.pool.pool import Ended, Job, Standing, digest, is_finish
 from fedloom.experiment.run.execute import RunResult, execute
 from fedloom.report.metrics import value_of
 from fedloom.report.read import read_run
-from fedloom.sweep.config import Setting, Sweep, setting_text
+from fedloom.sweep.config import SettingValues, Sweep, setting_text
 from fedloom.sweep.search import proposals
 
 
@@ -33,7 +33,7 @@ class Trial:
 
     number: int
     stage: int
-    setting: Setting
+    setting: SettingValues
     folders: Mapping[int, Path]
     values: Mapping[int, float]
 
@@ -123,7 +123,7 @@ def run_sweep(
         EngineError: no worker process can be started, or no trial has a finite value.
     """
     runner = _TrialRunner(sweep, out, workers, progress, stop, execute)
-    config, best = sweep.config, Setting()
+    config, best = sweep.config, SettingValues()
     (own,) = runner.try_all([(0, 0, {})], config.seeds)
     found = SweepResults(sweep, own, ended=runner.ended)
     for stage in range(len(config.over)):
@@ -146,7 +146,7 @@ def run_sweep(
         best = found.ranked[0].setting
     if config.confirm:
         winner = found.ranked[0]
-        both = [(winner.number, winner.stage, winner.setting), (0, 0, Setting())]
+        both = [(winner.number, winner.stage, winner.setting), (0, 0, SettingValues())]
         tried = runner.try_all(both, config.confirm, confirm=True)
         found.confirmed = tried[0], tried[1]
     return found
@@ -165,7 +165,7 @@ class _TrialRunner:
     ended: dict[Path, Ended] = field(default_factory=dict)
 
     def try_all(
-        self, settings: Sequence[tuple[int, int, Setting]], seeds: Sequence[int], *, confirm: bool = False
+        self, settings: Sequence[tuple[int, int, SettingValues]], seeds: Sequence[int], *, confirm: bool = False
     ) -> list[Trial]:
         """Run settings, given with number and stage, on all seeds; with `confirm` on the test rows."""
         jobs: dict[Path, Job] = {}
@@ -194,7 +194,7 @@ class _TrialRunner:
             for (number, stage, setting), each in zip(settings, folders, strict=True)
         ]
 
-    def _run(self, setting: Setting, seed: int, validation: float) -> RunConfig:
+    def _run(self, setting: SettingValues, seed: int, validation: float) -> RunConfig:
         try:
             return self.sweep.run(setting, seed, validation=validation)
         except ConfigError as error:
@@ -221,7 +221,8 @@ class _TrialRunner:
             run = read_run(folder)
             value = value_of(run, metric)
             if value is None:
-                known = sorted({*run.summary.scores, *run.summary.accuracies} | {what for what, _, _ in run.measured})
+                s = run.summary
+                known = sorted({*map(str, (*s.scores, *s.accuracies)), *(what for what, _, _ in run.measured)})
                 raise ConfigError(
                     f"sweep.metric: runs have no metric {metric!r}. Valid metrics are {', '.join(known)}."
                 )

@@ -10,12 +10,12 @@ from collections.abc import Generator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedloom.sweep.config import Over, Range, Setting, SweepConfig
+from fedloom.sweep.config import Over, Range, SettingValues, SweepConfig
 
 if TYPE_CHECKING:
     from optuna import Study
 
-Proposals: TypeAlias = Generator[list[Setting], Sequence[float], None]
+Proposals: TypeAlias = Generator[list[SettingValues], Sequence[float], None]
 """Yields settings and receives their values; nan for missing ones."""
 
 

@@ -10,7 +10,8 @@ from fedloom.core.objects import is_object
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Fill
 from fedloom.data.encoder import OneHot, RawNumber
-from fedloom.data.options import DataOptions, Missing
+from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.options import DataOptions, Missing, Task
 from fedloom.data.schema import DataSchema
 from fedloom.data.sources import is_path
 from fedloom.experiment.config.section import Section
@@ -138,6 +139,12 @@ class DataConfig(Section):
     the median and a column that marks it. It is fitted on public rows, or on each owner's own training rows."""
     test: str | tuple[str, ...] | None = None
     """Test rows of a file: a share (as test_fraction), the column that says train or test, or names of owners."""
+    task: Task | None = None
+    """What the label of a file is: "classes" if whole numbers are names of classes, however many; None to guess."""
+    missing_words: tuple[str, ...] = MISSING_WORDS
+    """Words of a file that stand for a missing value, in every column; an empty cell always does."""
+    decimal: Decimal = "."
+    """The sign before the decimals of a number in a file, "." or ","."""
     row_schema: SchemaConfig | None = None
     """The schema of private rows, where each party's rows stay at its node."""
 
@@ -208,7 +215,10 @@ class DataConfig(Section):
     def columns(self) -> DataOptions:
         """How to read a file's columns."""
         names = self.unseen if isinstance(self.unseen, tuple) and not is_object(self.name) else ()
-        return DataOptions(self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names)
+        return DataOptions(
+            self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names, self.task,
+            self.missing_words, self.decimal,
+        )  # fmt: skip
 
     @property
     def _number_unseen(self) -> int:

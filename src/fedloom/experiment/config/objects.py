@@ -17,14 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedloom import methods
 from fedloom.core.errors import DataError, ModelError
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
+from fedloom.data.columns import RawColumn, columns_of, joined
 from fedloom.data.dataset import Dataset
-from fedloom.data.own import columns_of, read_data
+from fedloom.data.encoder import offset_of
+from fedloom.data.grammar import MISSING_WORDS, Grammar
+from fedloom.data.own import read_data
+from fedloom.data.roles import MOST_NUMBERS
 from fedloom.data.split import rows_hash
+from fedloom.data.tables import codes_of
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.section import validated
 
@@ -42,11 +48,10 @@ WIDE = 1000.0
 
 @dataclass(frozen=True)
 class _Labeled:
-    """Rows x (n, ...) with labels y (n,) of any type, and the owner (n,) of each row, if known."""
+    """Rows x (n, ...) with n labels of any type."""
 
     x: np.ndarray
-    y: np.ndarray
-    groups: np.ndarray | None = None
+    y: RawColumn
 
 
 def data_settings(
@@ -65,13 +70,16 @@ def data_settings(
             train or test, or names of owners.
         label: the label column of a frame.
         group: (n,) the owner of each row of arrays, or the column of a frame: each owner is a client.
-        columns: for a frame: `id`, `drop`, `keep`, `missing`, and `unseen` with names of owners, see `read_data`.
+        columns: for a frame: `id`, `drop`, `keep`, `missing`, `task`, `missing_words`, `decimal`, and `unseen` with
+            names of owners, see `read_data`; for arrays `task`.
 
     Raises:
         DataError: the object is none of these, or its rows are invalid.
         ConfigError: a value of `columns` is invalid.
     """
     settings: dict[str, Any] = {}
+    if label is not None and not isinstance(label, str):
+        raise DataError(f"label must be the name of one column, not {label!r}.")
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
     if _is_frame(data):
@@ -79,32 +87,32 @@ def data_settings(
         dataset = _frame(data, test, label, group, columns)
     elif label is not None:
         raise DataError(f"label={label!r} is for data frames and files: the labels of arrays are y.")
-    elif columns:
-        key, value = next(iter(columns.items()))
+    elif columns.keys() - {"task"}:
+        key, value = next((key, value) for key, value in columns.items() if key != "task")
         raise DataError(f"{key}={value!r} is for data frames and files: the columns of arrays have no names.")
     elif isinstance(data, Dataset) and test is None and group is None:
         dataset = data
     else:
         parts = list(data) if isinstance(data, list) else [data]
-        if not parts:
-            raise DataError("data is an empty list: give the rows of at least one client.")
         rows = [_rows(part) for part in parts]
-        owners = None if group is None else np.asarray(group)
+        _refuse_empty([len(part.y) for part in rows])
+        owners = None if group is None else RawColumn.of("group", group)
         if isinstance(data, list):
-            owners = np.repeat(np.arange(len(rows)), [len(part.y) for part in rows])
-        dataset = _dataset(_joined(rows), owners, None if test is None else _rows(test))
+            owners = RawColumn.of("group", np.repeat(np.arange(len(rows)), [len(part.y) for part in rows]))
+        dataset = _dataset(_joined(rows), owners, None if test is None else _rows(test), columns.get("task"))
     if dataset.groups is not None:
-        owners = dataset.groups if dataset.test is None else np.delete(dataset.groups, dataset.test)
-        settings |= {"partition": "natural", "clients": len(np.unique(owners))}
+        training = dataset.groups if dataset.test is None else np.delete(dataset.groups, dataset.test)
+        settings |= {"partition": "natural", "clients": len(np.unique(training))}
     content = [rows_hash(dataset.x), rows_hash(dataset.y), repr(dataset.classes), repr(dataset.ready)]
     content += [rows_hash(a) if a is not None else "" for a in (dataset.test, dataset.groups)]
     content += [dataset.fill] if dataset.fill else []
+    content += [rows_hash(dataset.offset)] if dataset.offset is not None else []
     about = {"rows": len(dataset.y), "shape": list(dataset.input_shape), "classes": list(dataset.classes)}
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
 
 
 def _is_frame(data: Any) -> bool:
-    """Whether an object is a pandas or polars frame, or a list of frames."""
+    """Whether an object is a pandas, Polars or Arrow table, or a list of them."""
     if isinstance(data, list):
         return bool(data) and all(map(_is_frame, data))
     return hasattr(data, "columns") and hasattr(data, "shape") and not isinstance(data, Dataset)
@@ -122,29 +130,41 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
         raise DataError("test must be a frame, as data is, a share, a column, or names of owners.")
     if test is not None and isinstance(data, list):
         raise DataError("with one frame for each client, test must be a share of the rows.")
-    tables = [columns_of(part) for part in (*parts, *([] if test is None else [test]))]
+    _refuse_empty([len(part) for part in parts])
+    grammar = Grammar(tuple(options.get("missing_words", MISSING_WORDS)), options.get("decimal", "."))
+    tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
     names = [*tables[0]]
     for table in tables:
         if [*table] != names:
             raise DataError(f"all frames must have the columns {names}, but one has {[*table]}.")
-    columns: dict[str, Any] = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    columns = {name: joined([table[name] for table in tables]) for name in names}
     if isinstance(data, list):
         group = "client"
-        columns[group] = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts]).astype(
-            object
-        )
+        owners = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts])
+        columns[group] = RawColumn.of(group, owners)
     if test is None:
         return read_data(columns, label=label, group=group, test=held_out, **options)
-    columns[SPLIT] = np.repeat(["train", "test"], [len(data), len(test)]).astype(object)
+    columns[SPLIT] = RawColumn.of(SPLIT, np.repeat(["train", "test"], [len(data), len(test)]))
     return read_data(columns, label=label, group=group, test=SPLIT, **options)
+
+
+def _refuse_empty(sizes: Sequence[int]) -> None:
+    """Raise DataError for no clients, or a client without rows, whose number another one would get."""
+    if not sizes:
+        raise DataError("data is an empty list: give the rows of at least one client.")
+    if 0 in sizes:
+        where = f"client-{sizes.index(0)} has" if len(sizes) > 1 else "data has"
+        raise DataError(f"{where} no rows: give at least one, or leave the client out of the list.")
 
 
 def _rows(data: Any) -> _Labeled:
     """The rows of one object."""
     if isinstance(data, Dataset):
-        return _Labeled(data.x, np.array(data.classes, dtype=object)[data.y])
-    if isinstance(data, tuple) and len(data) == 2:
-        x, y = (_array(part) for part in data)
+        return _Labeled(data.x, RawColumn.of("y", np.array(data.classes, dtype=object)[data.y], Grammar(())))
+    if isinstance(data, tuple) and (len(data) != 2 or isinstance(data[0], tuple | Dataset)):
+        raise DataError("a tuple must be (X, y): give the clients' rows as a list.")
+    if isinstance(data, tuple):
+        x, y = _array(data[0]), _label_column(data[1])
         if len(x) != len(y):
             raise DataError(f"X has {len(x)} rows, but y has {len(y)} labels: give one label for each row.")
         return _Labeled(x, y)
@@ -154,7 +174,7 @@ def _rows(data: Any) -> _Labeled:
             raise DataError("the Dataset is empty: give at least one row.")
         if len({x.shape for x, _ in items}) > 1:
             raise DataError("the inputs of the Dataset differ in shape: resize or pad them in its transform.")
-        return _Labeled(np.stack([x for x, _ in items]), np.array([y for _, y in items]))
+        return _Labeled(np.stack([x for x, _ in items]), _label_column([y for _, y in items]))
     raise DataError(
         f"data must be arrays (X, y), a data frame, a torch Dataset, a list with one of these for each client, a name "
         f"or settings, not a {type(data).__name__}"
@@ -175,13 +195,30 @@ def _item(item: Any) -> tuple[np.ndarray, Any]:
         raise DataError(
             f"an item of the Dataset must be (input, label), not a {type(item).__name__}: see TensorDataset"
         )
-    label = item[1].item() if isinstance(item[1], Tensor | np.generic) else item[1]
+    label = item[1]
+    if isinstance(label, Tensor | np.ndarray | np.generic | list | tuple):
+        label = _array(label)
+        if label.size != 1:
+            raise DataError(f"the label of an item must be one class, not {label.size} numbers: use argmax.")
+        label = label.item()
     return _array(item[0]), label
+
+
+def _label_column(labels: Any) -> RawColumn:
+    """The labels (n,) or (n, 1)."""
+    shape: tuple[int, ...] = tuple(getattr(labels, "shape", ()))
+    if len(shape) == 2 and shape[1] == 1:
+        labels = _array(labels)[:, 0]
+    elif len(shape) > 1:
+        raise DataError(f"y must have one label for each row, not shape {shape}: use argmax for one-hot labels.")
+    return RawColumn.of("y", labels)
 
 
 def _array(values: Any) -> np.ndarray:
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
+    if hasattr(values, "toarray"):
+        raise DataError("X is sparse: give X.toarray().")
     return np.asarray(values)
 
 
@@ -189,36 +226,47 @@ def _joined(parts: Sequence[_Labeled]) -> _Labeled:
     shapes = {part.x.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise DataError(f"the clients' rows differ in shape: {sorted(map(str, shapes))}; give all the same columns.")
-    return _Labeled(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    if len({part.x.dtype == np.uint8 for part in parts}) > 1:
+        kinds = ", ".join(dict.fromkeys(str(part.x.dtype) for part in parts))
+        raise DataError(
+            f"the rows have the types {kinds}: bytes of images become 0 to 1, and other numbers stay as they are; "
+            "give all in one type."
+        )
+    return _Labeled(np.concatenate([part.x for part in parts]), joined([part.y for part in parts]))
 
 
-def _dataset(rows: _Labeled, owners: np.ndarray | None, test: _Labeled | None) -> Dataset:
-    """The data set of training rows and of test rows, if any."""
+def _dataset(rows: _Labeled, owners: RawColumn | None, test: _Labeled | None, task: str | None) -> Dataset:
+    """The data set of training rows and of test rows, if any; rows without a label are left out."""
     training = len(rows.y)
     if owners is not None and len(owners) != training:
         raise DataError(f"group has {len(owners)} owners for {training} rows: give one for each row.")
+    if owners is not None and owners.missing.any():
+        raise DataError(f"group must name an owner for each row, but {owners.missing.sum()} are missing.")
     if test is not None:
         rows = _joined([rows, test])
-    x, shift, scale = _inputs(rows.x)
-    y, classes = _classes(rows.y)
+    y, classes = _classes(rows.y, task if rows.x.ndim == 2 else "classes")
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     if owners is not None:
-        words, known = np.unique(owners, return_inverse=True)
-        groups = np.concatenate([known.reshape(-1).astype(np.int64), np.full(len(y) - training, -1)])
-        names = () if owners.dtype.kind in "iu" or test is not None else tuple(map(str, words.tolist()))
-    columns = () if x.ndim == 4 else tuple(f"x{k}" for k in range(x.shape[1]))
+        known, words = codes_of(owners.words)
+        groups = np.concatenate([known, np.full(len(y) - training, -1)])
+        names = () if not owners.is_text or test is not None else words
+    kept = np.flatnonzero(y >= 0)
+    gone = len(y) - len(kept)
+    x, shift, scale = _inputs(rows.x[kept] if gone else rows.x)
+    note = f"{gone} of {len(y)} rows have no label and are left out."
     return Dataset(
         name="arrays",
         x=x,
-        y=y,
+        y=y[kept],
         classes=classes,
         shift=shift,
         scale=scale,
-        test=np.arange(training, len(y)) if test is not None else None,
-        groups=groups,
-        columns=columns,
+        test=np.flatnonzero(kept >= training) if test is not None else None,
+        groups=None if groups is None else groups[kept],
+        columns=() if x.ndim == 4 else tuple(f"x{k}" for k in range(x.shape[1])),
         owners=names,
+        notes=(note,) if gone else (),
         ready=True,
     )
 
@@ -235,7 +283,9 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         x = np.moveaxis(x, -1, 1) if x.shape[1] not in (1, 3) and x.shape[-1] in (1, 3) else x  # (n, H, W, C)
         channels = x.shape[1]
         return np.ascontiguousarray(x), np.zeros(channels, np.float32), np.full(channels, 255, np.float32)
-    if x.dtype.kind in "iu" and x.size and np.abs(x).max() >= 1 << 24:
+    if x.ndim == 2 and any(offset_of(column.astype(np.float64)) for column in x.T):
+        raise DataError("X has numbers that float32 cannot tell apart: subtract a constant from them, or encode them.")
+    if x.ndim > 2 and x.dtype.kind in "iu" and x.size and np.abs(x).max() >= 1 << 24:
         raise DataError("X has whole numbers of 2**24 or more, which float32 cannot hold: rescale or encode them.")
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim == 2 and len(x):
@@ -251,20 +301,20 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
 
 
-def _classes(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers (n,) and names. Whole numbers that begin with 0 keep their values."""
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1:
-        raise DataError(f"y must have one label for each row, not shape {y.shape}: use argmax for one-hot labels.")
-    if y.dtype.kind == "f":
-        if not np.array_equal(y, y.astype(np.int64)):
-            raise DataError("y has fractions, but fedloom trains classifiers: give class labels.")
-        y = y.astype(np.int64)
-    if y.dtype.kind in "iu" and len(y) and y.min() == 0 and y.max() < 1000:
-        return y.astype(np.int64), tuple(map(str, range(int(y.max()) + 1)))
-    names, numbers = np.unique(y if y.dtype.kind in "iub" else y.astype(str), return_inverse=True)
-    return numbers.reshape(-1).astype(np.int64), tuple(map(str, names.tolist()))
+def _classes(labels: RawColumn, task: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers (n,), -1 for a missing label, and names. Whole numbers that begin with 0 keep their values."""
+    numbers = np.empty(0) if labels.is_text or labels.values.dtype.kind != "f" else labels.values
+    known = numbers[~np.isnan(numbers)]
+    if not np.array_equal(known, np.floor(known)):
+        raise DataError("y has fractions, but fedloom trains classifiers: give class labels.")
+    if task is None and len(different := np.unique(known)) > MOST_NUMBERS:
+        raise DataError(
+            f"y has {len(different)} different whole numbers in {len(known)} rows: it looks like a number to predict "
+            '(regression), which is not supported; if they are numbers of classes, set task="classes".'
+        )
+    if len(known) and known.min() == 0 and known.max() < 1000:
+        return np.nan_to_num(numbers, nan=-1).astype(np.int64), tuple(map(str, range(int(known.max()) + 1)))
+    return codes_of(labels.words)
 
 
 # -- models -------------------------------------------------------------------------------------------------
@@ -302,6 +352,13 @@ def model_name(model: Any) -> str:
     if isinstance(model, str):
         return model
     if isinstance(model, nn.Module):
+        label = type(model).__name__
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError(f"{label} is scripted, and cannot be copied: give the module that it was made of")
+        if any(
+            isinstance(p, UninitializedParameter | UninitializedBuffer) for p in (*model.parameters(), *model.buffers())
+        ):
+            raise ModelError(f"{label} has lazy layers, whose sizes are not known: call it once on a batch first")
         frozen = copy.deepcopy(model)
         count = sum(p.numel() for p in frozen.parameters())
         return hold(type(model).__name__, _module_content(frozen), Factory(frozen), parameters=count)

@@ -1,6 +1,7 @@
 """The typed, frozen config of runs and comparisons. `fedloom.experiment.plan.reading` reads it from files and flags."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,11 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.section import Section, validated
 from fedloom.experiment.config.sections import ChurnConfig, ColumnsConfig, TopologyConfig
-from fedloom.experiment.plan.pretrained import PretrainedConfig
 
 
 class BlackBoxConfig(Section):
@@ -83,6 +85,45 @@ class EngineConfig(Section):
     federation: str | None = None
     """The file that lists the nodes, as `fedloom certs` writes it (net)."""
 
+    def check(self) -> None:
+        """Refuse contradictory settings.
+
+        Raises:
+            ConfigError: two settings contradict each other.
+        """
+        one_process = {
+            "batched": "it runs many parties at once in one process",
+            "isolated": "it checks a method page in one process",
+            "net": "each party runs at its own node",
+        }
+        if self.name in one_process and self.workers > 1:
+            raise ConfigError(
+                f"the {self.name} engine takes one worker, not {self.workers}: {one_process[self.name]}. "
+                "Leave workers out, or use engine.name = local"
+            )
+        if self.name in ("local", "auto") and self.workers > 1 and self.device != "cpu":
+            raise ConfigError(
+                f"workers run on the CPU, not on {self.device!r}: use the engine batched with one worker, or ray with "
+                "gpus_per_worker"
+            )
+        if self.name == "ray" and self.device != "cpu":
+            raise ConfigError(
+                f"the ray engine assigns devices itself, not {self.device!r}: set gpus_per_worker, such as 0.25"
+            )
+        if self.name in ("isolated", "net") and self.device != "cpu":
+            raise ConfigError(f"the {self.name} engine runs on the CPU only, not on {self.device!r}: leave device out")
+        for name, engines in (
+            ("address", ("ray",)),
+            ("federation", ("net",)),
+            ("gpus_per_worker", ("ray",)),
+            ("chunk_size", ("batched", "auto")),
+            ("memory_mb", ("local", "auto", "ray")),
+        ):
+            if getattr(self, name) and self.name not in engines:
+                raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {self.name}: leave it out")
+        if self.memory_mb is not None and self.device != "cpu":
+            raise ConfigError(f"memory_mb limits state in main memory: leave it out on the device {self.device!r}")
+
 
 class EvaluateConfig(Section):
     """`[evaluate]`: when models are evaluated."""
@@ -118,6 +159,7 @@ class RunConfig(Section):
     pretrained: PretrainedConfig = PretrainedConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
+    aggregate: AggregateConfig = AggregateConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     faults: Faults = Faults()
@@ -137,13 +179,17 @@ class RunConfig(Section):
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds. `build.resolve` also calls `Setting.check`.
+        """The method, its config and the number of rounds, worked out once. `build.resolve` also calls `Planner.check`.
 
         Raises:
             ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
                 clients or rounds, that the method does not support.
         """
-        method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
+        return self._resolved
+
+    @cached_property
+    def _resolved(self) -> tuple[Method, Any, int]:
+        method = methods.named(self.method)
         cfg = method.configure(self.preset, self.params)
         pool = set(self.models.names)
         if self.models.each and len(self.models.each) != self.data.clients:
@@ -163,6 +209,8 @@ class RunConfig(Section):
                 f"{method.name} needs at least {method.min_clients} clients in a round, not "
                 f"{cfg.participants(self.data.training)}: increase data.clients or params.clients_per_round"
             )
+        others = self.aggregate.secure and method.setting == "vertical"  # the active party's own columns take no part
+        check_aggregate(self.aggregate, method, cfg, cfg.participants(self.data.training) - others)
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
@@ -227,8 +275,12 @@ class Experiment(Section):
 
     def runs(self) -> list[RunConfig]:
         """All runs, ordered by method, then by seed."""
+        return [*self._runs]
+
+    @cached_property
+    def _runs(self) -> tuple[RunConfig, ...]:
         if self.compare is None:
-            return [self.run]
+            return (self.run,)
         runs = []
         for entry in self.compare.methods:
             change: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
@@ -238,7 +290,7 @@ class Experiment(Section):
                 both = {**self.run.model_dump(), **change, "seed": seed}
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
-        return runs
+        return tuple(runs)
 
 
 def toml(run: RunConfig) -> str:

@@ -149,7 +149,7 @@ class ColumnsConfig(Section):
             DataError: the manifest cannot be read.
         """
         if self.manifest:
-            return len(set(read_csv(Path(self.manifest), needed=["party"])["party"]))
+            return len(set(read_csv(Path(self.manifest), needed=["party"])["party"].text))
         return len(self.files) or None
 
 

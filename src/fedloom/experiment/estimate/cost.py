@@ -24,18 +24,17 @@ from torch import Tensor, nn
 from fedloom.core.engine import Engine
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
-from fedloom.core.paths import cache_folder
+from fedloom.core.paths import cache_folder, write_atomically
 from fedloom.data.images import default_grid
 from fedloom.data.sources import load
+from fedloom.experiment.config.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.config.run import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig
 from fedloom.experiment.config.section import validated
 from fedloom.experiment.config.sections import ChurnConfig
 from fedloom.experiment.estimate.speed import NetworkSpeed, Passes, Shape, speed
 from fedloom.experiment.plan.networks import COMMON, EXTRACTORS, architectures_of
-from fedloom.experiment.plan.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.pool.pool import digest
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.engine import Backend, start
 from fedloom.experiment.run.execute import execute
 from fedloom.models import BLACK_BOXES, MODELS

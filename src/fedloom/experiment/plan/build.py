@@ -5,35 +5,36 @@ from typing import Any, Final
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
+from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_statistics, warn_of_refits
-from fedloom.experiment.plan.pretrained import PretrainedConfig, server_pretrained
+from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_groups, check_statistics, warn_of_refits
+from fedloom.experiment.plan.pretrained import server_pretrained
 from fedloom.experiment.plan.private import PrivateData
-from fedloom.experiment.plan.run_plan import RunPlan, Setting
+from fedloom.experiment.plan.run_plan import Planner, RunPlan
 from fedloom.experiment.plan.settings.horizontal import Horizontal
 from fedloom.experiment.plan.settings.rows import data_of
 from fedloom.experiment.plan.settings.vertical import Vertical, parties_of
 
-__all__ = ["SETTINGS", "build", "data_of", "parties_of", "pretrained_of", "resolve"]
+__all__ = ["PLANNERS", "build", "data_of", "parties_of", "pretrained_of", "resolve"]
 
-SETTINGS: Final[dict[str, Setting]] = {"horizontal": Horizontal(), "vertical": Vertical()}
+PLANNERS: Final[dict[str, Planner]] = {"horizontal": Horizontal(), "vertical": Vertical()}
 """By `Method.setting`."""
 
 
-def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int, Setting]:
-    """The method of a run, its config, the number of rounds, and its setting.
+def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int, Planner]:
+    """The method of a run, its config, the number of rounds, and its planner.
 
     Args:
         run: the config.
         at_node: whether this is a node, so that the server's rows are not here.
 
     Raises:
-        ConfigError, MethodError: see `RunConfig.resolve` and `Setting.check`.
+        ConfigError, MethodError: see `RunConfig.resolve` and `Planner.check`.
     """
     method, cfg, rounds = run.resolve()
-    setting = SETTINGS[method.setting]
-    setting.check(run, method, server=at_node or bool(run.data.server_rows))
-    return method, cfg, rounds, setting
+    planner = PLANNERS[method.setting]
+    planner.check(run, method, server=at_node or bool(run.data.server_rows))
+    return method, cfg, rounds, planner
 
 
 def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | None = None) -> RunPlan:
@@ -47,7 +48,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     Raises:
         ConfigError, DataError, ModelError, CheckpointError: the run cannot be built.
     """
-    method, cfg, rounds, setting = resolve(run)
+    method, cfg, rounds, planner = resolve(run)
     run.churn.check(run.data.clients, rounds, run.data.unseen_clients(run.seed))
     for own, section, noun in (
         (run.data.own, "data.row_schema", "rows"),
@@ -56,7 +57,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         if own and files is None:
             raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
     files = files or PrivateData()
-    plan = with_secret(setting.build(run, method, cfg, rounds, files), secret)
+    plan = with_aggregator(with_secret(planner.build(run, method, cfg, rounds, files), secret))
     plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
     data = plan.data.dataset
     own_model = (
@@ -66,6 +67,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     )
     warn_of_refits(plan)
     check_feature_dims(plan)
+    check_groups(plan)
     check_statistics(plan)
     if own_model is not None:
         clients = plan.contexts
@@ -83,6 +85,13 @@ def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
         return plan
     contexts = [replace(context, secret=secret) for context in plan.contexts]
     return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
+
+
+def with_aggregator(plan: RunPlan) -> RunPlan:
+    """The plan in which all parties know how the run takes means."""
+    how = plan.run.aggregate.aggregator()
+    contexts = [replace(context, aggregator=how) for context in plan.contexts]
+    return replace(plan, server_context=replace(plan.server_context, aggregator=how), contexts=contexts)
 
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:

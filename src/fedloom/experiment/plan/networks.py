@@ -1,5 +1,6 @@
 """The networks of a run: architectures, initial weights, black boxes, and checks of a method's requirements."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config.run import RunConfig, refuse_black_boxes, refuse_settings
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.methods.steps import Features
+from fedloom.methods.features import Features
 from fedloom.models.black_boxes import make
 
 SMALL = {
@@ -154,6 +155,16 @@ def check_feature_dims(plan: RunPlan) -> None:
                 f"models.pool: {method.name} needs features of one dimension, but {one} has {a} and {other} {b}: "
                 f"use networks whose last layers have inputs of one width{adapted}"
             )
+
+
+def check_groups(plan: RunPlan) -> None:
+    """Raise ConfigError if a mean of the clients of one architecture needs more than there are."""
+    how, members = plan.aggregator, Counter(plan.server_context.groups).values()
+    if plan.method.client.MEANS and members and min(members) < how.least:
+        raise ConfigError(
+            f"aggregate: {how} needs {how.least} clients of each architecture, not {min(members)}: add clients, or "
+            "name fewer networks in models.pool"
+        )
 
 
 def check_statistics(plan: RunPlan) -> None:

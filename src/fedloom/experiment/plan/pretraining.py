@@ -33,11 +33,10 @@ from fedloom.core.errors import CheckpointError, ConfigError, MessageError, Mode
 from fedloom.core.message import Limits
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD
-from fedloom.core.paths import cache_folder, callable_at, locked
+from fedloom.core.paths import cache_folder, callable_at, locked, write_atomically
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
-from fedloom.experiment.run import weights
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.experiment.plan import weights
 from fedloom.models.parts import Norm
 
 Progress: TypeAlias = Callable[[int, int, float], None]

@@ -18,9 +18,9 @@ from fedloom.core.objects import is_object
 from fedloom.core.problems import problems
 from fedloom.experiment.config.foreign_code import refuse_foreign_code
 from fedloom.experiment.config.overrides import ALTERNATIVE, override
+from fedloom.experiment.config.pretrained import AUTO
 from fedloom.experiment.config.run import FEDERATION, EngineConfig, Experiment, RunConfig
-from fedloom.experiment.plan.build import SETTINGS, resolve
-from fedloom.experiment.plan.pretrained import AUTO
+from fedloom.experiment.plan.build import PLANNERS, resolve
 
 
 def read(
@@ -120,13 +120,13 @@ def _relocated(problem: str, values: Mapping[str, Any]) -> str:
 def _with_clients(experiment: Experiment) -> Experiment:
     """Set the default number of clients of the method's setting."""
     run, known = experiment.run, _methods(experiment)
-    setting = SETTINGS[known[0].setting if known else "horizontal"]
+    planner = PLANNERS[known[0].setting if known else "horizontal"]
     try:
         nodes = None
         if run.engine.name == "net":
             text = Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8")
             nodes = len(tomllib.loads(text)["nodes"])
-        clients = setting.clients(run, nodes)
+        clients = planner.clients(run, nodes)
     except (FedloomError, OSError, ValueError, KeyError, TypeError):  # reported where the file is used
         return experiment
     if clients is None or "clients" in run.data.model_fields_set:
@@ -160,7 +160,7 @@ def _methods(experiment: Experiment) -> list[Method]:
     for entry in experiment.compare.methods if experiment.compare else (run.method,):
         name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
         with contextlib.suppress(FedloomError):
-            known.append(methods.load(name) if ".py" in name else methods.find(name))
+            known.append(methods.named(name))
     return known
 
 
@@ -241,9 +241,7 @@ def _check_engine(engine: EngineConfig) -> None:
     """Raise ConfigError if the engine's settings are contradictory or its device is missing."""
     import torch
 
-    from fedloom.experiment.run.engine import check
-
-    check(engine)
+    engine.check()
     if engine.name == "ray":  # the cluster decides
         return
     try:

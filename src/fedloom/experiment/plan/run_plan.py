@@ -1,6 +1,6 @@
 """The plan of a run: a config made concrete, ready for an engine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -8,23 +8,20 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
-from fedloom.core.engine import Engine, names
+from fedloom.core.engine import names
 from fedloom.core.graphs import Graph
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.assignment import DataAssignment
 from fedloom.experiment.plan.private import PrivateData
-from fedloom.experiment.run.result import Final
-from fedloom.protect.leaks import Leak
-
-Metric = tuple[str, float, str]
-"""A metric's name, its value, and its party; "" for the whole federation."""
+from fedloom.protect.noise import Draws
 
 
-class Setting(Protocol):
-    """How data is split between parties: builds, evaluates and summarizes horizontal, or vertical, runs."""
+class Planner(Protocol):
+    """Checks the configs and builds the plans of horizontal, or vertical, runs."""
 
     own_data: tuple[str, str]
     """The config section of private data, and how to set it, for error messages."""
@@ -60,26 +57,6 @@ class Setting(Protocol):
     def min_nodes(self, plan: "RunPlan", nodes: int) -> int:
         """The minimum number of nodes in a round, given their number."""
 
-    def main_metric(self, plan: "RunPlan") -> str:
-        """The main metric, by its name in `metrics.csv`."""
-
-    def party_metrics(self, plan: "RunPlan") -> set[str]:
-        """The names in `metrics.csv` of a single party's accuracy."""
-
-    def evaluate(self, plan: "RunPlan", engine: Engine, final: bool = False) -> Iterator[Metric]:
-        """All metrics of the current models; `final` adds those that only the end of a run has.
-
-        Raises:
-            PartiesMissing: no party can be evaluated, or one cannot where all are needed.
-            MethodError: a party in this process fails.
-        """
-
-    def leaks(self, plan: "RunPlan", engine: Engine) -> list[Leak]:
-        """The success of the attacks on this run's messages."""
-
-    def summarize(self, final: Final, parties: Sequence[str], plan: "RunPlan") -> dict[str, Any]:
-        """The fields of `RunSummary` that depend on the setting, from the final metrics and the parties' names."""
-
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
@@ -90,7 +67,7 @@ class RunPlan:
         method: the method that the config names.
         cfg: the method's config: its preset with `params`.
         rounds: number of rounds.
-        setting: horizontal or vertical.
+        planner: of horizontal or vertical runs.
         data: the data of each party.
         architectures: the network of each client, by name.
         graph: the neighbours of each client; None if all are connected.
@@ -105,7 +82,7 @@ class RunPlan:
     method: Method
     cfg: Any
     rounds: int
-    setting: Setting
+    planner: Planner
     data: DataAssignment
     architectures: tuple[str, ...]
     graph: Graph | None
@@ -125,6 +102,16 @@ class RunPlan:
     def clients(self) -> list[partial[Party[Any]]]:
         """For each client, a function that builds it."""
         return [partial(self.method.party_at(context), self.cfg, context) for context in self.contexts]
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """How the run takes means at its server, with the server's noise."""
+        server = self.server_context
+
+        def draws(key: Sequence[int]) -> Draws:
+            return Draws(None if server.secret is not None else server.stream("dp-fedavg", *key))
+
+        return self.run.aggregate.aggregator(draws)
 
     @cached_property
     def param_shapes(self) -> Mapping[str, Tensor]:

@@ -59,7 +59,7 @@ class Processes:
         return future
 
     def wait(self, running: "Sequence[Future[Any]]") -> "set[Future[Any]]":
-        """Those that have ended, after at most `TICK` seconds."""
+        """The jobs that have ended, after at most `TICK` seconds."""
         return futures.wait(running, TICK, futures.FIRST_COMPLETED).done
 
     def result(self, future: "Future[list[dict[str, Any]]]", jobs: int) -> list[dict[str, Any]]:

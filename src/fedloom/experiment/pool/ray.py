@@ -40,7 +40,7 @@ class RayTasks:
         return reference
 
     def wait(self, running: Sequence[Any]) -> list[Any]:
-        """Those that have ended, after at most `TICK` seconds."""
+        """The jobs that have ended, after at most `TICK` seconds."""
         done: list[Any] = ray.wait([*running], num_returns=1, timeout=TICK)[0]
         return done
 

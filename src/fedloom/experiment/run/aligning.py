@@ -17,9 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.paths import write_atomically
 from fedloom.data.alignment import Alignment, Progress, align
-from fedloom.data.tables import refuse_other_separators
-from fedloom.experiment.run.checkpoint import write_atomically
 from fedloom.experiment.run.record import write_json
 
 _SHOWN = 20  # columns that an error names
@@ -176,7 +175,7 @@ def _column(path: Path, header: Sequence[str], column: str) -> int:
     names = [name.strip() for name in header]
     if not names:
         raise DataError(f"{path} must begin with a line of column names, but its first line is empty")
-    refuse_other_separators(path, names)
+    _refuse_other_separators(path, names)
     if names.count(column) == 1:
         return names.index(column)
     if column in names:
@@ -220,3 +219,10 @@ def _report(found: Alignment, tables: Sequence[Table], targets: Sequence[tuple[P
 def _stamp(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+def _refuse_other_separators(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError if the only column name looks like several that no comma separates."""
+    for mark, word in {";": "semicolons", "\t": "tabs", "|": "vertical bars"}.items():
+        if len(names) == 1 and mark in names[0]:
+            raise DataError(f"{path}: the columns are separated by {word}. Separate them by commas.")

@@ -5,60 +5,23 @@ bytes: first the run's records, then each party's state. Their SHA-256 ends the 
 corrupt one costs one interval and not the run. States are read and written one at a time.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, MessageError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.paths import lock
+from fedloom.core.paths import write_atomically
 
 KEEP = 2
 _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 _CHUNK = 1 << 20  # bytes
-
-
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace the content of `path` by `data`, in one or more parts. Readers and crashes see the old content or the new
-    one, never a part. Concurrent writers wait for each other."""
-    draft = path.with_name(f".{path.name}.draft")
-    with _locked_draft(draft) as file:
-        file.writelines([data] if isinstance(data, bytes) else data)
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(draft, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-@contextlib.contextmanager
-def _locked_draft(draft: Path) -> Iterator[BinaryIO]:
-    """The draft, locked and empty. A draft that a killed process left is reused."""
-    while True:
-        with draft.open("ab") as file:
-            lock(file, wait=True)
-            if _same_file(draft, file):  # else the writer before has moved it into place
-                file.truncate(0)
-                yield file
-                return
-
-
-def _same_file(path: Path, file: BinaryIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def save(folder: Path, round: int, fingerprint: str, states: Mapping[str, Tree], records: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, RunConfig
 from fedloom.experiment.run.execute import RunResult, Status, execute
 from fedloom.experiment.run.lockstep import execute_lots
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric
 from fedloom.experiment.run.record import write_json
 from fedloom.experiment.run.result import (
     ComparedRun,
@@ -107,7 +107,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
     main, *further = shared_metrics(summaries)
     baseline = next((name for name, group in groups.items() if group[0].method == "local"), reference)
 
-    def differences(metric: str) -> list[PairedDifference]:
+    def differences(metric: Metric) -> list[PairedDifference]:
         return [_difference(groups[reference], groups[name], metric) for name in others]
 
     return Comparison(
@@ -119,7 +119,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
-        lower_is_better=[metric for metric in further if _less_is_better(metric)],
+        lower_is_better=[metric for metric in further if metric.lower_is_better],
         remarks=remarks(summaries),
         runs=[
             ComparedRun(name=s.name, seed=s.seed, folder=folder.name if folder else None)
@@ -158,11 +158,7 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
     return made
 
 
-def _less_is_better(metric: str) -> bool:
-    return metric in SCORES and SCORES[metric].lower
-
-
-def shared_metrics(summaries: Sequence[RunSummary]) -> list[str]:
+def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
     """The metrics that all runs have, the main one first."""
     found = [metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)]
     if OWN not in found and any(OWN in s.compared for s in summaries):  # evaluation modes are on other rows
@@ -171,7 +167,7 @@ def shared_metrics(summaries: Sequence[RunSummary]) -> list[str]:
     return [main, *(metric for metric in found if metric != main)]
 
 
-def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequence[RunSummary]) -> MethodSummary:
+def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequence[RunSummary]) -> MethodSummary:
     """The summary of one method over its seeds; `baseline`: runs that gains are computed over."""
     first = group[0]
     found = {metric: _over_seeds([s.compared[metric] for s in group]) for metric in shared_metrics(group)}
@@ -184,9 +180,7 @@ def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequenc
         own_accuracy=found.get(OWN),
         scores=found if first.scores else {},
         alone=_alone(group),
-        eval_modes={
-            eval_mode: found[f"{OWN} {eval_mode}"] for eval_mode in first.eval_modes if f"{OWN} {eval_mode}" in found
-        },
+        eval_modes={metric: found[metric] for metric in first.eval_modes if metric in found},
         networks=network_means(group, main, baseline),
         chance=_mean([s.chance for s in group]),
         own_chance=_mean_if_all([s.own_chance for s in group]),
@@ -198,7 +192,7 @@ def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequenc
 
 
 def network_means(
-    group: Sequence[RunSummary], metric: str, baseline: Sequence[RunSummary] = ()
+    group: Sequence[RunSummary], metric: Metric, baseline: Sequence[RunSummary] = ()
 ) -> dict[str, NetworkGain]:
     """The mean of a metric over the clients of each network or black box in all seeds, and its gain over the same
     clients and seeds of `baseline`, where these have the same network. Empty for one network or a joint prediction."""
@@ -210,7 +204,7 @@ def network_means(
     return found if len(found) > 1 else {}
 
 
-def _by_model(group: Sequence[RunSummary], metric: str) -> dict[str, dict[tuple[int, int], float]]:
+def _by_model(group: Sequence[RunSummary], metric: Metric) -> dict[str, dict[tuple[int, int], float]]:
     """A metric by the client's network, then by seed and client. Unseen clients count only in metrics over them."""
     each: dict[str, dict[tuple[int, int], float]] = {}
     for s in group:
@@ -250,13 +244,13 @@ def _over_seeds(found: Sequence[Spread]) -> SeedSpread:
     )
 
 
-def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric: str) -> PairedDifference:
+def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric: Metric) -> PairedDifference:
     """First minus other, per seed and per client."""
     by_seed = {s.seed: s.compared[metric] for s in other}
     pairs = [(s.compared[metric], by_seed[s.seed]) for s in first if s.seed in by_seed]
     per_seed = [a.mean - b.mean for a, b in pairs]
     per_client = [x - y for a, b in pairs for x, y in zip(a.per_client, b.per_client, strict=True)]
-    sign = -1 if _less_is_better(metric) else 1
+    sign = -1 if metric.lower_is_better else 1
     ends = confidence_interval(per_seed, SCORES[metric].largest if metric in SCORES else 1.0)
     return PairedDifference(
         first=first[0].name,

@@ -19,7 +19,7 @@ def start(plan: RunPlan) -> Engine:
         ConfigError, EngineError: the engine cannot run here.
     """
     run, cfg = plan.run, plan.run.engine
-    check(cfg)
+    cfg.check()
     if cfg.name == "net":
         raise EngineError("the net engine needs nodes: start the run with fedloom.run() or the command fedloom run")
     common = {"seed": run.seed, "faults": run.faults}
@@ -80,43 +80,3 @@ def account(engine: Engine, cfg: EngineConfig) -> Account:
     """Where the parties run, with a remark if `auto` picked the engine."""
     used = engine.account()
     return replace(used, remarks=("picked by auto", *used.remarks)) if cfg.name == "auto" else used
-
-
-def check(cfg: EngineConfig) -> None:
-    """Refuse contradictory settings.
-
-    Raises:
-        ConfigError: two settings contradict each other.
-    """
-    one_process = {
-        "batched": "it runs many parties at once in one process",
-        "isolated": "it checks a method page in one process",
-        "net": "each party runs at its own node",
-    }
-    if cfg.name in one_process and cfg.workers > 1:
-        raise ConfigError(
-            f"the {cfg.name} engine takes one worker, not {cfg.workers}: {one_process[cfg.name]}. "
-            "Leave workers out, or use engine.name = local"
-        )
-    if cfg.name in ("local", "auto") and cfg.workers > 1 and cfg.device != "cpu":
-        raise ConfigError(
-            f"workers run on the CPU, not on {cfg.device!r}: use the engine batched with one worker, or ray with "
-            "gpus_per_worker"
-        )
-    if cfg.name == "ray" and cfg.device != "cpu":
-        raise ConfigError(
-            f"the ray engine assigns devices itself, not {cfg.device!r}: set gpus_per_worker, such as 0.25"
-        )
-    if cfg.name in ("isolated", "net") and cfg.device != "cpu":
-        raise ConfigError(f"the {cfg.name} engine runs on the CPU only, not on {cfg.device!r}: leave device out")
-    for name, engines in (
-        ("address", ("ray",)),
-        ("federation", ("net",)),
-        ("gpus_per_worker", ("ray",)),
-        ("chunk_size", ("batched", "auto")),
-        ("memory_mb", ("local", "auto", "ray")),
-    ):
-        if getattr(cfg, name) and cfg.name not in engines:
-            raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {cfg.name}: leave it out")
-    if cfg.memory_mb is not None and cfg.device != "cpu":
-        raise ConfigError(f"memory_mb limits state in main memory: leave it out on the device {cfg.device!r}")

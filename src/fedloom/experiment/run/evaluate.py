@@ -18,12 +18,12 @@ from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Shape, Template, Tree, floats
 from fedloom.core.scores import SCORED, scored
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, TRAINING
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, Metric
 
 CHANCE = "chance"
 """Metric of the chance level, where only the clients know it."""
 RESERVED = (
-    *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", ATTACK.strip(), "bytes"),
+    *(str(GLOBAL), str(OWN), "loss mean", CHANCE, "agreement", "recall", ATTACK, "bytes"),
     *("balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
 )
 """Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
@@ -35,6 +35,8 @@ NOT_LOGGED = (UNREACHABLE, "failed", "busy", "late", "refused")
 """Reasons of failures that are not logged: an unreachable party, a failed machine, a node that refuses evaluation."""
 Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
 """Called with a party's number and all replies; raises MessageError if the party's reply is invalid."""
+Measured: TypeAlias = tuple[str, float, str]
+"""A metric's name, its value, and its party; "" for the whole federation."""
 _log = logging.getLogger("fedloom")
 
 
@@ -56,19 +58,19 @@ def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
     return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
 
-def clients_by_metric(metric: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
-    """The clients of a metric, by metric name: all; in an evaluation mode, unseen and training ones apart."""
-    if not eval_mode or not plan.unseen:
+def clients_by_metric(metric: Metric, plan: RunPlan) -> dict[Metric, list[int]]:
+    """The clients of a metric, by metric: all; in an evaluation mode, unseen and training ones apart."""
+    if not metric.mode or not plan.unseen:
         return {metric: list(range(len(plan.clients)))}
-    return {metric: [*plan.unseen], f"{metric}{TRAINING}": [*plan.training]}
+    return {metric: [*plan.unseen], metric.training: [*plan.training]}
 
 
 def client_spread(
-    metric: str, each: Mapping[int, float], name: Callable[[int], str]
+    metric: Metric | str, each: Mapping[int, float], name: Callable[[int], str]
 ) -> Iterator[tuple[str, float, str]]:
     """A metric of each client, and its mean and standard deviation; nothing without clients."""
     if each:
-        yield from ((metric, value, name(i)) for i, value in each.items())
+        yield from ((str(metric), value, name(i)) for i, value in each.items())
         yield f"{metric} mean", float(np.mean([*each.values()])), ""
         yield f"{metric} std", float(np.std([*each.values()])), ""
 

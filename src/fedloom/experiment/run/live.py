@@ -15,6 +15,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
+from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.view import FILE, PartyStatus, RecentFailure, View, own_process
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Live:
         self._owners = {engine.name(i): engine.owner(i) for i in engine.ids if engine.owner(i)}
         self._constants = _constants(plan, metric)
         self._about = {"metric": metric, "engine": where, "started": time(), "process": own_process()}
-        self._of_party = plan.setting.party_metrics(plan)
+        self._of_party = {str(one) for one in evaluation_of(plan).party_metrics(plan)}
         self._coordinator = () if plan.server is None else (fed.coordinator,)
         self._points: dict[int, float] = {}
         self._accuracies: dict[str, float] = {}

@@ -15,7 +15,7 @@ from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.run import EngineConfig, RunConfig
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.engine import Backend, check
+from fedloom.experiment.run.engine import Backend
 from fedloom.experiment.run.execute import RunResult
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ def _backend(lane: Lane[Any]) -> Callable[..., Backend]:
     """The backend of a run in a lane."""
 
     def start(plan: RunPlan) -> LockstepEngine:
-        check(plan.run.engine)
+        plan.run.engine.check()
         return LockstepEngine((make() for make in plan.clients), lane, seed=plan.run.seed, faults=plan.run.faults)
 
     return lambda *_, **__: Backend(start=start)

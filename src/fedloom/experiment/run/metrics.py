@@ -1,18 +1,78 @@
-"""Names of metrics: in `metrics.csv`, in `result.json`, and for display."""
+"""Metrics: their values, their text in files, and their names for display."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
 
-GLOBAL, OWN = "accuracy", "own accuracy"
+LOWER = ("loss", "error")
+"""Words in the names of metrics of which a lower value is better."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What was measured. Its text, `str(metric)`, is its name in `metrics.csv` and `result.json`; `parse` reads it.
+
+    Attributes:
+        name: `accuracy`, the name of a score, `attack`, or any other name.
+        mode: the evaluation mode, such as `tuned`; of an attack, which one; "" for none.
+        group: `training` for training clients alone, where others are unseen. "" for all clients or, in an evaluation
+            mode where some are unseen, for these.
+        own: whether on each client's own test rows.
+    """
+
+    name: str
+    mode: str = ""
+    group: Literal["", "training"] = ""
+    own: bool = False
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, ("own" if self.own else "", self.name, self.mode, self.group)))
+
+    @property
+    def training(self) -> "Metric":
+        """The same metric over training clients."""
+        return replace(self, group="training")
+
+    @property
+    def clients(self) -> str:
+        """The clients of the metric, where some are unseen: `unseen`, `training`, or "" for all."""
+        return self.group or ("unseen" if self.mode else "")
+
+    @property
+    def eval_mode(self) -> str:
+        """The evaluation mode and the group as text, as in the `eval_modes` of `result.json`: `tuned training`."""
+        return f"{self.mode} {self.group}".strip()
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a lower value is better."""
+        return self.name == ATTACK or any(word in self.name for word in LOWER)
+
+
+ATTACK = "attack"
+"""The name of the metrics of attacks."""
+GLOBAL, OWN = Metric("accuracy"), Metric("accuracy", own=True)
 """Accuracy on the global test set, and on each client's own test rows."""
-TRAINING = " training"
-"""Suffix of a metric over training clients, where others are unseen."""
-ATTACK = "attack "
-"""Prefix of the metrics of attacks."""
 
-T = TypeVar("T")
+
+def parse(text: str) -> Metric:
+    """The metric of a text, so that `str(parse(text)) == text`. A text that names no known metric is a name itself."""
+    rest = text.removeprefix("own ")
+    for name in sorted((ATTACK, *(score.name for score in SCORES)), key=len, reverse=True):
+        if rest == name or rest.startswith(f"{name} "):
+            return _in_mode(Metric(name, own=rest != text), rest.removeprefix(name).strip())
+    return Metric(text)
+
+
+def prepared(eval_mode: str) -> Metric:
+    """The accuracy on own rows in an evaluation mode, as `result.json` names it: `tuned training`."""
+    return _in_mode(OWN, eval_mode)
+
+
+def _in_mode(metric: Metric, eval_mode: str) -> Metric:
+    mode = f" {eval_mode}".removesuffix(" training").strip()
+    return replace(metric, mode=mode, group="training" if mode != eval_mode else "")
 
 
 @dataclass(frozen=True)
@@ -23,76 +83,63 @@ class Score:
         column: its name in `metrics.csv`.
         title: its display name.
         share: whether it is shown in percent.
-        lower: whether lower is better.
     """
 
     column: str
     title: str
     share: bool = True
-    lower: bool = False
 
     @property
     def largest(self) -> float:
         """The largest possible difference between two values."""
         return 1.0 if self.share or self.column in ("auc", "calibration error") else math.inf
 
+    @property
+    def lower(self) -> bool:
+        """Whether lower is better."""
+        return Metric(self.column).lower_is_better
+
 
 SCORES = {
-    "accuracy": Score("accuracy mean", "Accuracy"),
-    "balanced accuracy": Score("balanced accuracy", "Balanced accuracy"),
-    "auc": Score("auc", "AUC", share=False),
-    "log loss": Score("loss mean", "Log-loss", share=False, lower=True),
-    "calibration error": Score("calibration error", "Calibration error", share=False, lower=True),
-    "seen accuracy": Score("seen accuracy", "Seen classes"),
-    "rare recall": Score("rare recall", "Rare classes"),
+    GLOBAL: Score("accuracy mean", "Accuracy"),
+    Metric("balanced accuracy"): Score("balanced accuracy", "Balanced accuracy"),
+    Metric("auc"): Score("auc", "AUC", share=False),
+    Metric("log loss"): Score("loss mean", "Log-loss", share=False),
+    Metric("calibration error"): Score("calibration error", "Calibration error", share=False),
+    Metric("seen accuracy"): Score("seen accuracy", "Seen classes"),
+    Metric("rare recall"): Score("rare recall", "Rare classes"),
 }
-"""By name in `result.json`. The last two are over classes that are frequent, or rare, among the aligned rows; they
-exist if `columns.rare_classes` is set."""
+"""The last two are over classes that are frequent, or rare, among the aligned rows; they exist if
+`columns.rare_classes` is set."""
 
 
-def by_name(accuracy: T, own: T | None, eval_modes: Mapping[str, T]) -> dict[str, T]:
-    """All existing accuracies by metric, the main one first."""
-    prepared = {f"{OWN} {eval_mode}": found for eval_mode, found in eval_modes.items()}
-    on_own = {} if own is None else {OWN: own}
-    return {**prepared, **on_own, GLOBAL: accuracy} if eval_modes else {GLOBAL: accuracy, **on_own}
-
-
-def described(metric: str, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
+def described(metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
     """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`.
 
     Args:
-        metric: its name.
+        metric: the accuracy.
         own_rows: whether clients have own test rows; without, evaluation modes use the global test set.
         unseen: whether there are unseen clients.
         tested: the rows of an accuracy that is not on a client's own class mix.
     """
-    rows = "on own class mix" if metric != GLOBAL and own_rows else f"on {tested}"
-    return f"{rows}, {in_way(metric, unseen)}" if group_of(metric) else rows
+    rows = "on own class mix" if metric.own and own_rows else f"on {tested}"
+    return f"{rows}, {in_mode(metric, unseen)}" if metric.clients else rows
 
 
-def most_frequent(metric: str, own_rows: bool) -> str:
+def most_frequent(metric: Metric, own_rows: bool) -> str:
     """The prediction whose accuracy is the chance level of a metric, as text."""
-    return "one's own most frequent class" if metric != GLOBAL and own_rows else "the most frequent class"
+    return "one's own most frequent class" if metric.own and own_rows else "the most frequent class"
 
 
-def group_of(metric: str) -> str:
-    """The clients of a metric, where some are unseen: `unseen`, `training`, or "" for all."""
-    if metric in (GLOBAL, OWN):
-        return ""
-    return "training" if metric.endswith(TRAINING) else "unseen"
-
-
-def in_way(metric: str, unseen: bool) -> str:
+def in_mode(metric: Metric, unseen: bool) -> str:
     """The evaluation mode of a metric and, if some are unseen, its clients: `tuned`, or `tuned, unseen clients`."""
-    eval_mode = metric.removeprefix(OWN).strip()
-    group = "training" if group_of(metric) == "training" else "unseen"
-    return f"{eval_mode.removesuffix(TRAINING)}, {group} clients" if unseen and eval_mode else eval_mode
+    return f"{metric.mode}, {metric.clients} clients" if unseen and metric.mode else metric.eval_mode
 
 
-def shown_metrics(metrics: Iterable[str], unseen: bool) -> list[str]:
+def shown_metrics(metrics: Iterable[Metric], unseen: bool) -> list[Metric]:
     """The metrics to show, the main one first. If it is over unseen clients, the same one over training clients is
     included."""
     main, *others = metrics
-    if not unseen or group_of(main) != "unseen":
+    if not unseen or main.clients != "unseen":
         return [main, *others]
-    return [main, *(m for m in others if m != OWN and (group_of(m) != "training" or m == main + TRAINING))]
+    return [main, *(m for m in others if m != OWN and (m.clients != "training" or m == main.training))]

@@ -1,19 +1,36 @@
-"""The differential privacy of a run, from its method's guarantees and its clients' notes."""
+"""The differential privacy of a run: of its method, from its clients' notes, and of its `[aggregate.noise]`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from fedloom.core.method import Guarantee
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.record import Record
 from fedloom.experiment.run.result import PrivacySpent, Spread
+from fedloom.protect.accountant import CLIENT, Releases, epsilon
 from fedloom.protect.noise import SIMULATED
 
+CONTRIBUTIONS = "private updates"
+"""The metric of the number of means with noise that a client was part of in a round."""
 
-def privacy_notes(cfg: Any) -> set[str]:
-    """The notes that are recorded of each client, for a method's config."""
-    notes = {guarantee.note for guarantee in cfg.guarantees}
+
+def guarantees(plan: RunPlan) -> tuple[Guarantee, ...]:
+    """The guarantees of the method's messages, and of means with noise."""
+    own: tuple[Guarantee, ...] = plan.cfg.guarantees
+    noise = plan.run.aggregate.noise
+    if noise is None:
+        return own
+
+    def spent(means: Sequence[float]) -> float:
+        return epsilon([Releases(noise.sigma, round(sum(means)))], noise.delta)
+
+    return (*own, Guarantee("mean", CLIENT, noise.delta, CONTRIBUTIONS, spent, by_server=True))
+
+
+def privacy_notes(plan: RunPlan) -> set[str]:
+    """The notes that are recorded of each client."""
+    notes = {guarantee.note for guarantee in plan.cfg.guarantees}
     return {*notes, SIMULATED} if notes else set()
 
 
@@ -30,7 +47,7 @@ def privacy_spent(plan: RunPlan, record: Record, names: Sequence[str]) -> list[P
         notes.setdefault((metric, party), []).append(value)
     by_seed = any(name == SIMULATED and max(values) > 0 for (name, _), values in notes.items())
     found = []
-    for guarantee in plan.cfg.guarantees:
+    for guarantee in guarantees(plan):
         sent = {
             i: tuple(notes[guarantee.note, name]) for i, name in enumerate(names) if (guarantee.note, name) in notes
         }

@@ -1,16 +1,20 @@
 """The schema of `result.json` and `comparison.json`, for writers and readers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from fedloom.experiment.run import metrics
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, SCORES, TRAINING
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, SCORES, Metric, parse, prepared
 
+T = TypeVar("T")
 Final: TypeAlias = Mapping[tuple[str, str], float]
-"""The last value of each (metric, party); the party is "" for the whole federation."""
+"""The last value of each (metric, party), as in `metrics.csv`; the party is "" for the whole federation."""
 
 
 class FileSchema(BaseModel):
@@ -42,6 +46,12 @@ class Spread(FileSchema):
         each = np.full(number, np.nan)
         each[list(range(number) if self.clients is None else self.clients)] = self.per_client
         return each
+
+
+def _accuracies(accuracy: T, own: T | None, eval_modes: Mapping[Metric, T]) -> dict[Metric, T]:
+    """All existing accuracies, the main one first."""
+    on_own = {} if own is None else {OWN: own}
+    return {**eval_modes, **on_own, GLOBAL: accuracy} if eval_modes else {GLOBAL: accuracy, **on_own}
 
 
 class Traffic(FileSchema):
@@ -103,6 +113,14 @@ class MeasuredLeak(FileSchema):
     parties: int
 
 
+class Learned(FileSchema):
+    """A table of what the server has learned: see `fedloom.core.party.LearnedTable`."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | None]]
+
+
 class PrivacySpent(FileSchema):
     """The differential privacy of the messages of one kind.
 
@@ -117,7 +135,23 @@ class PrivacySpent(FileSchema):
     simulated: bool
 
 
-ScoreName = Annotated[str, Field(pattern=f"^({'|'.join(SCORES)})$")]
+def _read(value: object, known: Callable[[str], Metric]) -> object:
+    return known(value) if isinstance(value, str) else value
+
+
+def _score(name: str) -> Metric:
+    if (metric := parse(name)) not in SCORES:
+        raise ValueError(f"must be one of {', '.join(map(str, SCORES))}")
+    return metric
+
+
+MetricText = Annotated[Metric, BeforeValidator(partial(_read, known=parse)), PlainSerializer(str)]
+"""A metric; in files, its text."""
+ScoreName = Annotated[Metric, BeforeValidator(partial(_read, known=_score)), PlainSerializer(str)]
+"""A score of the joint prediction; in files, its name."""
+EvalMode = Annotated[Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(attrgetter("eval_mode"))]
+"""The accuracy on own rows in an evaluation mode; in files, the mode, with the suffix `training` for training clients
+where others are unseen."""
 
 
 class RunSummary(FileSchema):
@@ -144,13 +178,14 @@ class RunSummary(FileSchema):
     unseen: list[int] = []
     accuracy: Spread
     own_accuracy: Spread | None
-    eval_modes: dict[str, Spread]
+    eval_modes: dict[EvalMode, Spread]
     client_scores: dict[str, Spread] = {}
     scores: dict[ScoreName, float] = {}
     alone: dict[str, SoloAccuracy] = {}
     attacks: dict[str, AttackSuccess] = {}
     privacy: list[PrivacySpent] = []
     leaks: list[MeasuredLeak] = []
+    learned: list[Learned] = []
     agreement: float | None
     chance: float | None
     own_chance: float | None = None
@@ -174,26 +209,25 @@ class RunSummary(FileSchema):
         lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
         if not all(0 <= client < self.clients for clients in lists for client in clients):
             raise ValueError(f"client ids must be 0–{self.clients - 1}")
-        unseen = [eval_mode for eval_mode in self.eval_modes if not eval_mode.endswith(TRAINING)]
-        if self.unseen and not all(eval_mode + TRAINING in self.eval_modes for eval_mode in unseen):
+        if self.unseen and not all(metric.training in self.eval_modes for metric in self.eval_modes):
             raise ValueError("must have each evaluation mode for unseen and for training clients")
         return self
 
     @property
-    def accuracies(self) -> dict[str, Spread]:
-        """Accuracies by name in `metrics.csv`, the main one first. With unseen clients, an evaluation mode is
-        over these, and those with the suffix `TRAINING` over the others."""
-        return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
+    def accuracies(self) -> dict[Metric, Spread]:
+        """All existing accuracies, the main one first. With unseen clients, an evaluation mode is over these, and the
+        metrics of the group `training` over the others."""
+        return _accuracies(self.accuracy, self.own_accuracy, self.eval_modes)
 
     @property
-    def compared(self) -> dict[str, Spread]:
+    def compared(self) -> dict[Metric, Spread]:
         """The metrics of a comparison: scores of the joint prediction, or accuracies of the clients."""
         if self.scores:
             return {name: Spread(mean=v, std=0.0, per_client=[v]) for name, v in self.scores.items()}
         return self.accuracies
 
     @property
-    def main(self) -> str:
+    def main(self) -> Metric:
         """The main metric."""
         return next(iter(self.accuracies))
 
@@ -203,32 +237,49 @@ class RunSummary(FileSchema):
         rows = "validation" if self.validation else "test"
         return f"each client's own {rows} rows" if self.private_rows else f"the global {rows} set"
 
-    def describe(self, metric: str) -> str:
+    def describe(self, metric: Metric) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
         return metrics.described(metric, self.own_accuracy is not None, bool(self.unseen), self.tested)
 
-    def chance_of(self, metric: str) -> float | None:
+    def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy."""
-        if metric == GLOBAL or self.own_accuracy is None:
+        if not metric.own or self.own_accuracy is None:
             return self.chance
-        return self.own_chances.get(metrics.group_of(metric), self.own_chance)
+        return self.own_chances.get(metric.clients, self.own_chance)
 
-    def most_frequent(self, metric: str) -> str:
+    def most_frequent(self, metric: Metric) -> str:
         """The prediction of `chance_of`, as text."""
         return metrics.most_frequent(metric, self.own_accuracy is not None)
 
 
 def over_clients(
-    final: Final, metric: str, names: Sequence[str], clients: Sequence[int] | None = None
+    final: Final, metric: Metric, names: Sequence[str], clients: Sequence[int] | None = None
 ) -> Spread | None:
     """A metric over those of these clients, or of all, that have it; None if none has."""
     wanted = range(len(names)) if clients is None else clients
-    of = [i for i in wanted if (metric, names[i]) in final]
+    of = [i for i in wanted if (str(metric), names[i]) in final]
     if not of:
         return None
-    each = [final[metric, names[i]] for i in of]
+    each = [final[str(metric), names[i]] for i in of]
     known = {} if len(of) == len(names) else {"clients": of}
     return Spread(mean=float(np.mean(each)), std=float(np.std(each)), per_client=each, **known)
+
+
+def client_accuracies(
+    final: Final, names: Sequence[str], eval_modes: Iterable[str], unseen: Sequence[int]
+) -> dict[str, Any]:
+    """The accuracies of `RunSummary` for the horizontal setting, without and in each evaluation mode."""
+    modes = [replace(OWN, mode=eval_mode) for eval_mode in eval_modes]
+    clients: dict[Metric, Sequence[int] | None] = dict.fromkeys(modes)
+    if unseen:
+        training = [i for i in range(len(names)) if i not in unseen]
+        clients = {**dict.fromkeys(modes, unseen), **dict.fromkeys((mode.training for mode in modes), training)}
+    found = {metric: over_clients(final, metric, names, of) for metric, of in clients.items()}
+    return {
+        "accuracy": over_clients(final, GLOBAL, names),
+        "own_accuracy": over_clients(final, OWN, names),
+        "eval_modes": {metric: spread for metric, spread in found.items() if spread is not None},
+    }
 
 
 def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
@@ -236,9 +287,9 @@ def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) 
     and success of attacks."""
     accuracy = final["accuracy mean", ""]
     attacks: dict[str, dict[str, float]] = {}
-    for (metric, party), value in final.items():
-        if metric.startswith(ATTACK) and party:
-            attacks.setdefault(metric.removeprefix(ATTACK), {})[party] = value
+    for (text, party), value in final.items():
+        if party and (metric := parse(text)).name == ATTACK:
+            attacks.setdefault(metric.mode, {})[party] = value
     return {
         "accuracy": Spread(mean=accuracy, std=0.0, per_client=[accuracy]),
         "own_accuracy": None,
@@ -246,8 +297,8 @@ def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) 
         "scores": {name: final[score.column, ""] for name, score in SCORES.items() if (score.column, "") in final},
         "alone": {
             eval_mode: {
-                "test": over_clients(final, f"{GLOBAL} {eval_mode}", names),
-                "own": over_clients(final, f"{OWN} {eval_mode}", names),
+                "test": over_clients(final, replace(GLOBAL, mode=eval_mode), names),
+                "own": over_clients(final, replace(OWN, mode=eval_mode), names),
             }
             for eval_mode in eval_modes
         },
@@ -292,7 +343,7 @@ class MethodSummary(FileSchema):
     own_accuracy: SeedSpread | None
     scores: dict[ScoreName, SeedSpread] = {}
     alone: dict[str, SoloOverSeeds] = {}
-    eval_modes: dict[str, SeedSpread]
+    eval_modes: dict[EvalMode, SeedSpread]
     networks: dict[str, NetworkGain] = {}
     chance: float
     own_chance: float | None
@@ -302,9 +353,9 @@ class MethodSummary(FileSchema):
     failures: int
 
     @property
-    def accuracies(self) -> dict[str, SeedSpread]:
-        """Accuracies by name, the main one first."""
-        return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
+    def accuracies(self) -> dict[Metric, SeedSpread]:
+        """All existing accuracies, the main one first."""
+        return _accuracies(self.accuracy, self.own_accuracy, self.eval_modes)
 
 
 class PairedDifference(FileSchema):
@@ -342,10 +393,10 @@ class Comparison(FileSchema):
     methods: list[MethodSummary] = Field(min_length=1)
     gains_over: str = ""
     unseen: dict[str, list[int]] = {}
-    metric: str
+    metric: MetricText
     differences: list[PairedDifference]
-    further: dict[str, list[PairedDifference]]
-    lower_is_better: list[str] = []
+    further: dict[MetricText, list[PairedDifference]]
+    lower_is_better: list[MetricText] = []
     remarks: list[str] = []
     runs: list[ComparedRun]
 
@@ -375,18 +426,18 @@ class Comparison(FileSchema):
             found.append((name, max(one.clients for one, _ in each if one), values))
         return found
 
-    def describe(self, metric: str) -> str:
+    def describe(self, metric: Metric) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
-        unseen = any(eval_mode.endswith(TRAINING) for m in self.methods for eval_mode in m.eval_modes)
+        unseen = any(mode.group for m in self.methods for mode in m.eval_modes)
         return metrics.described(metric, any(m.own_accuracy for m in self.methods), unseen)
 
-    def chance_of(self, metric: str) -> float | None:
+    def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy, mean over methods."""
-        own, group = metric != GLOBAL and any(m.own_accuracy for m in self.methods), metrics.group_of(metric)
-        found = [m.own_chances.get(group, m.own_chance) if own else m.chance for m in self.methods]
+        own = metric.own and any(m.own_accuracy for m in self.methods)
+        found = [m.own_chances.get(metric.clients, m.own_chance) if own else m.chance for m in self.methods]
         known = [chance for chance in found if chance is not None]
         return sum(known) / len(known) if known else None
 
-    def most_frequent(self, metric: str) -> str:
+    def most_frequent(self, metric: Metric) -> str:
         """The prediction of `chance_of`, as text."""
         return metrics.most_frequent(metric, any(m.own_accuracy for m in self.methods))

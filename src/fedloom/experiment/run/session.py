@@ -17,6 +17,7 @@ from fedloom.core.errors import CheckpointError, EngineError, MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
+from fedloom.core.paths import write_atomically
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment.config import run as config
@@ -26,9 +27,10 @@ from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run import checkpoint
 from fedloom.experiment.run.engine import account
 from fedloom.experiment.run.evaluate import RESERVED, PartiesMissing
+from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.live import Live, Stopped
 from fedloom.experiment.run.mistakes import check_replies, warnings
-from fedloom.experiment.run.privacy import privacy_notes
+from fedloom.experiment.run.privacy import CONTRIBUTIONS, privacy_notes
 from fedloom.experiment.run.record import Record, environment, refuse_extension, write_json
 from fedloom.experiment.run.summary import partition, summarize, traffic
 from fedloom.experiment.run.trained import TrainedModels
@@ -100,7 +102,7 @@ class Session:
         self.plan = plan
         self.engine = engine
         self.folder = folder
-        self.coordinator = plan.setting.server_name(plan)
+        self.coordinator = plan.planner.server_name(plan)
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
         self.fed = Federation(
             engine,
@@ -109,10 +111,13 @@ class Session:
             graph=graph,
             param_shapes=plan.param_shapes,
             colocated=plan.colocated,
+            aggregator=plan.aggregator,
+            means=plan.method.client.MEANS,
         )
         self.record = Record()
         self.done = 0
-        self.main = plan.setting.main_metric(plan)
+        self.evaluation = evaluation_of(plan)
+        self.main = str(self.evaluation.main_metric(plan))
         self.accuracy = float("nan")
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
@@ -150,7 +155,7 @@ class Session:
             self._restore()
         self.folder.mkdir(parents=True, exist_ok=True)
         text = config.toml(self.plan.run)
-        checkpoint.write_atomically(self.folder / "config.toml", text.encode())
+        write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
         if objects := self._objects(text):
             write_json(self.folder / "objects.json", objects)
@@ -193,7 +198,7 @@ class Session:
         mistakes = warnings(plan, self.fed, self._final_states)
         for text in mistakes:
             _log.warning("%s", text)
-        leaks = plan.setting.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
+        leaks = self.evaluation.leaks(plan, self.engine) if plan.run.evaluate.leaks else ()
         summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes, leaks)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
@@ -278,7 +283,7 @@ class Session:
     def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
         """Record the notes of this round: the server's, means over clients, each client's on privacy, and mixing
         weights."""
-        privacy = privacy_notes(self.plan.cfg)
+        privacy = privacy_notes(self.plan)
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list) and name not in privacy:
@@ -299,6 +304,9 @@ class Session:
                     self.record.mix(round, self.engine.name(party), value)
         for name, values in values_by_note.items():
             self.record.add_metric(round, iteration, stage, name, float(np.mean(values)))
+        if self.plan.run.aggregate.noise is not None:
+            for party, means in sorted(self.fed.contributions.items()):
+                self.record.add_metric(round, iteration, stage, CONTRIBUTIONS, means, self.engine.name(party))
 
     def _warn_ignored(self, note: str, party: int) -> None:
         """Warn once per party that a note is ignored."""
@@ -317,7 +325,7 @@ class Session:
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         try:
-            metrics = [*self.plan.setting.evaluate(self.plan, self.engine, round == self.plan.rounds)]
+            metrics = [*self.evaluation.evaluate(self.plan, self.engine, round == self.plan.rounds)]
         except PartiesMissing as error:
             if round in (0, self.plan.rounds):  # the result needs both
                 raise EngineError(

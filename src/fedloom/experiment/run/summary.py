@@ -14,13 +14,14 @@ from fedloom.core.errors import CheckpointError
 from fedloom.core.federation import Federation
 from fedloom.core.ledger import Entry
 from fedloom.engines import Account
+from fedloom.experiment.plan import weights
 from fedloom.experiment.plan.build import pretrained_of
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run import weights
 from fedloom.experiment.run.evaluate import CHANCE, state_sha256
+from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.privacy import privacy_spent
 from fedloom.experiment.run.record import Record
-from fedloom.experiment.run.result import EngineUsed, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
+from fedloom.experiment.run.result import EngineUsed, Learned, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
 from fedloom.protect.leaks import Leak
 
 
@@ -118,9 +119,10 @@ def summarize(
         engine=EngineUsed(requested=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
         pretrained=pretrained(plan),
         unseen=list(plan.unseen),
-        **plan.setting.summarize(final, names, plan),
+        **evaluation_of(plan).summarize(final, names, plan),
         privacy=privacy_spent(plan, record, names),
         **({"leaks": [MeasuredLeak(**asdict(one)) for one in leaks]} if run.evaluate.leaks else {}),
+        learned=[Learned(**asdict(table)) for table in (plan.server.findings() if plan.server is not None else ())],
         agreement=final.get(("agreement", "")),
         chance=final.get((CHANCE, ""), plan.chance),
         own_chance=plan.own_chance(),

@@ -12,7 +12,8 @@ from typing import Any
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
-from fedloom.data.options import DataOptions, Missing, SplitColumns
+from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.options import DataOptions, Missing, SplitColumns, Task
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
 from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence, signed
@@ -45,6 +46,9 @@ def trial(
     missing: Missing = "indicator",
     unit: str | None = None,
     time: str | Sequence[str] | None = None,
+    task: Task | None = None,
+    missing_words: Sequence[str] = MISSING_WORDS,
+    decimal: Decimal = ".",
     budget: str | float | None = None,
     progress: Callable[[int, int, float], None] | None = None,
     **settings: Any,
@@ -58,7 +62,7 @@ def trial(
         label: the column of classes.
         group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
         id: the column that names each row, such as a patient; rows of one id are never split.
-        drop, keep, missing: see `fedloom.data.own.read_data`.
+        drop, keep, missing, task, missing_words, decimal: see `fedloom.data.own.read_data`.
         unit: a column, such as a recording, whose rows of one value are never split between training and test.
         time: columns by which rows are ordered, such as ["year", "month"]: test rows then come after training rows.
             None: columns that look like it; () for random splits.
@@ -81,13 +85,18 @@ def trial(
     if isinstance(data, list | tuple):
         from fedloom.experiment.config.objects import data_settings
 
-        held = data_settings(data, label=label, group=group)["name"]
+        held = data_settings(data, label=label, group=group, columns={"task": task} if task else {})["name"]
         return run_trial(held_owners(held), config, progress=progress)
     if isinstance(data, str | Path) and not Path(data).expanduser().is_dir() and not (label and group):
         raise ConfigError(
             f"a trial of {data} needs label, the column of classes, and group, the column of owners: fedloom data "
             f"{data} lists the columns"
         )
-    options = DataOptions(label, group, id, tuple(drop), tuple(keep), missing)
+    if label is not None and not isinstance(label, str):
+        raise ConfigError(f"label must be the name of one column, not {label!r}")
+    options = DataOptions(
+        label, group, id, tuple(drop), tuple(keep), missing, task=task, missing_words=tuple(missing_words),
+        decimal=decimal,
+    )  # fmt: skip
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
     return run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)

@@ -28,11 +28,8 @@ from fedloom.models.black_boxes import make
 
 FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}
 """Needs that owners with labeled rows alone can meet."""
-TRIED: Final = ("fedavg-ft", "afind-plus", "ditto", "fedproto")
-"""The methods of a trial by default, of the families averaging, peer and meta."""
-COSTLY: Final = ("afind-plus",)
-"""Those whose time grows with the square of the number of owners: not by default with more than `MANY`."""
 MANY: Final = 12
+"""The most owners with whom methods of quadratic time are tried by default."""
 ALONE: Final = "alone"
 """Training alone with the local training of the others: a method of the family `peer` without messages."""
 FOREST: Final = "forest"
@@ -41,9 +38,6 @@ RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None,
 """Settings of all methods that have them, so that they train alike: whole models, all owners in each round."""
 BATCHES: Final = 12
 """Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
-LINEAR: Final = ("fedavg", "fedavg-ft", "gossip", ALONE)
-"""Methods that take a network without a hidden layer."""
-OWN_HEADS: Final = {"personal_head": True}
 
 
 @dataclass(frozen=True)
@@ -74,39 +68,46 @@ class Candidate:
         return f"{self.label}{f', {self.model}' if self.model else ''}{rate}"
 
 
+def obstacle(method: Method, owners: int) -> str:
+    """Why a trial cannot run a method; "" if it can."""
+    if method.setting == "vertical":
+        return "needs owners with different columns of the same rows, not different rows"
+    for need in method.needs:
+        if need not in FEASIBLE:
+            meaning = NEEDS[need][1]
+            return f"needs {need}: {meaning[0].lower()}{meaning[1:].rstrip('.')}"
+    return f"needs at least {method.min_clients} owners" if method.min_clients > owners else ""
+
+
 def infeasible(owners: int) -> dict[str, str]:
     """The methods that a trial cannot run, with the reason."""
-    reasons = {}
-    for name, method in methods.registry().items():
-        lacking = [need for need in method.needs if need not in FEASIBLE]
-        if method.setting == "vertical":
-            reasons[name] = "needs owners with different columns of the same rows, not different rows"
-        elif lacking:
-            reasons[name] = (
-                f"needs {lacking[0]}: {NEEDS[lacking[0]][1][0].lower()}{NEEDS[lacking[0]][1][1:].rstrip('.')}"
-            )
-        elif method.min_clients > owners:
-            reasons[name] = f"needs at least {method.min_clients} owners"
-    return reasons
+    found = {name: obstacle(method, owners) for name, method in methods.registry().items()}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def default_methods(owners: int) -> tuple[list[str], list[str]]:
+    """The methods that a trial tries by default, in the order of their rank, and those that are too slow with so many
+    owners."""
+    ranked = sorted((one for one in methods.registry().values() if one.trial_rank), key=lambda one: one.trial_rank)
+    slow = [one.name for one in ranked if one.quadratic and owners > MANY]
+    return [one.name for one in ranked if one.name not in slow and not obstacle(one, owners)], slow
 
 
 def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[float], rows: int) -> list[Candidate]:
     """The candidates of methods, for each network and learning rate of SGD, for owners of so many rows."""
     found, recipe = [], {**RECIPE, "batch_size": min(128, max(16, rows // BATCHES))}
     for name in names:
-        method = methods.find(name)
+        method = methods.named(name)
         fields = method.config.model_fields.keys() - method.fixed.keys()
         base = {key: value for key, value in recipe.items() if key in fields}
         grid: list[dict[str, Any]] = [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
-        heads = [(base, "")]
-        if name == "fedavg-ft":
-            heads.append(({**base, **OWN_HEADS}, "own heads"))
+        variants = [(base, ""), *(({**base, **change}, note) for note, change in method.trial_variants.items())]
         found += [
             Candidate(name, network, {**params, **rate}, note)
-            for params, note in heads
+            for params, note in variants
             for network in networks
             for rate in grid
-            if network != "linear" or (name in LINEAR and not note)  # a linear model is all head
+            if network != "linear" or (method.linear and not note)  # a linear model is all head
         ]
     return found
 
@@ -148,7 +149,7 @@ def train(
         found = [_forest(data, rows, sets, seed) for rows, sets in zip(fitted, judged, strict=True)]
         yield Outputs({(0, ""): [part for parts in found for part in parts]}, None)
         return
-    method = methods.find(candidate.method)
+    method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]

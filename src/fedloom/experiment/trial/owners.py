@@ -43,9 +43,15 @@ class Owners:
                 f"A trial needs at least 2 owners with at least {FEWEST_ROWS} labeled rows each, but there are {few}."
             )
 
+        if all(len(np.unique(self.data.y[self.owner == i])) < 2 for i in range(len(self.names))):
+            raise DataError(
+                "A trial scores each owner's predictions on its own rows, but every owner has rows of one class only: "
+                "add owners, or rows, with several classes."
+            )
+
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the owners."""
+        """The owners' names."""
         return self.data.owners
 
     @property
@@ -121,12 +127,13 @@ def owners_of(
 
 def held_owners(name: str) -> Owners:
     """The owners of a data set that is held under this name: see `fedloom.experiment.config.objects.data_settings`."""
-    return owners_of(find(name, DataError))
+    data: Dataset = find(name, DataError)
+    return owners_of(data, notes=data.notes)
 
 
 def _ranks(columns: Sequence[np.ndarray]) -> np.ndarray:
     """(n,) int64 ranks of the rows by these columns, the most significant first."""
-    ranks = [np.unique(v if v.dtype.kind in "biuf" else v.astype(str), return_inverse=True)[1] for v in columns]
+    ranks = [np.unique(v if v.dtype.kind == "f" else v.astype(str), return_inverse=True)[1] for v in columns]
     codes: np.ndarray = np.unique(np.stack(ranks, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return codes
 

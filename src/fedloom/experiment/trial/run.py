@@ -19,16 +19,16 @@ from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
-    COSTLY,
     FOREST,
     MANY,
-    TRIED,
     Candidate,
     CandidateTraining,
     Outputs,
     advance,
     candidates,
+    default_methods,
     infeasible,
+    obstacle,
 )
 from fedloom.experiment.trial.decide import FEWEST, decide_owners, gain
 from fedloom.experiment.trial.owners import Owners, split_rows, split_time, standardized
@@ -102,13 +102,12 @@ def run_trial(
 def _run(owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> TrialResult:
     started = perf_counter()
     impossible = infeasible(len(owners.names))
-    notes, left = owners.notes, COSTLY if len(owners.names) > MANY and not config.methods else ()
-    names = config.methods or tuple(name for name in TRIED if name not in (*impossible, *left))
+    notes, (names, left) = owners.notes, (config.methods, ()) if config.methods else default_methods(len(owners.names))
     if left:
         notes = (*notes, f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it.")
     for name in names:
-        if methods.find(name).name in impossible:
-            raise ConfigError(f"{name} cannot be tried: it {impossible[name]}")
+        if why := obstacle(methods.named(name), len(owners.names)):
+            raise ConfigError(f"{name} cannot be tried: it {why}")
     networks = config.networks or (("cnn-small",) if owners.data.kind == "image" else ("mlp", "linear"))
     typical = int(np.median(np.bincount(owners.owner)))
     together = candidates(names, networks, config.rates, typical)

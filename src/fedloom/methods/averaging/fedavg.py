@@ -15,17 +15,17 @@ Differs:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedloom.core.page import Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.methods.averaging import private
 
 
-class FedAvgConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class FedAvgConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     personal_head: bool = False
@@ -35,26 +35,12 @@ class FedAvgConfig(robust.RobustSettings, steps.LocalSGDConfig):
     warm_start: bool = False
     """Whether training starts from the server's pretrained model, which must have the architecture in models.pool."""
     dp: private.TrainingPrivacy = private.TrainingPrivacy()
-    """Differential privacy: unit (none, rows, clients), sigma (noise multiplier), clip (C), delta (δ)."""
-    secure: bool = False
-    """Whether the server learns only the mean of the weights and the number of all rows: a secure sum, of at least 3
-    participants."""
+    """Differential privacy of each row: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of the weights, if `dp` is set."""
+        """The privacy guarantee of the weights, if `dp` is set."""
         return private.guarantees(self)
-
-    @model_validator(mode="after")
-    def _possible(self) -> "FedAvgConfig":
-        if self.dp.unit == "clients" and self.robust != "none":
-            raise ValueError(
-                f'params.dp.unit = "clients" needs params.robust = "none", not {self.robust!r}: how far one client '
-                "moves a robust mean is not bounded by dp.clip, which bounds each update already"
-            )
-        if self.secure and self.dp.unit == "clients":
-            raise ValueError('secure sums hide the single weights that dp.unit = "clients" needs: set one of the two')
-        return self
 
 
 @final
@@ -64,7 +50,7 @@ class FedAvgClient(Party[FedAvgConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
-    SUMMED = ("update",)
+    MEANS = ("update",)
 
     def setup(self) -> None:
         """The initial network."""
@@ -74,12 +60,8 @@ class FedAvgClient(Party[FedAvgConfig]):
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """ClientUpdate: train on own rows, starting from the server's weights."""
         steps.set_weights(self, weights)
-        if self.cfg.dp.unit == "rows":
-            private.dp_sgd(self, t=t)
-        else:
-            steps.local_sgd(self, t=t)
-        if self.cfg.dp.unit == "clients":
-            self.note(private.UPDATES, 1.0)
+        train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
+        train(self, t=t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -97,20 +79,12 @@ class FedAvgServer(Party[FedAvgConfig]):
 
     def setup(self) -> None:
         """Line 1: the initial weights."""
-        robust.check(self)
         network = self.context.build()
         names = steps.shared_names(steps.trainable_weights(network), self.cfg.personal_head)
         params = dict(network.named_parameters())
         if self.cfg.warm_start:
             params = matching(params, dict(self.context.teacher().named_parameters()))
         self.weights = {k: params[k].detach() for k in names}
-
-    def average(self, replies: Mapping[int, Any], t: int) -> None:
-        """Line 8: the mean, weighted by rows; or with noise, or by a robust rule, where row counts do not count."""
-        if self.cfg.dp.unit == "clients":
-            private.noisy_average(self, replies, t)
-        else:
-            robust.combine_weights(self, replies)
 
 
 def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -132,16 +106,11 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
 def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
-    least = robust.least_replies(cfg)
+    sent = {"weights": server.weights}
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
-    shared = {"t": t, "weights": server.weights}
-    if cfg.secure:
-        steps.secure_average(fed, server, chosen, shared, template)
-        yield "round"
-        return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)  # lines 6, 7
-    if replies:
-        server.average(replies, t)
+    mean = fed.mean(chosen, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)
+    if mean is not None:  # lines 6, 7
+        server.weights = mean.value["weights"]  # line 8
     yield "round"
 
 
@@ -156,11 +125,19 @@ FEDAVG = Method(
     server=FedAvgServer,
     fixed={"finetune_epochs": 0},
     needs=("one network",),
+    linear=True,
 )
 
 METHODS = (
     FEDAVG,
-    replace(FEDAVG, name="fedavg-ft", title="FedAvg; each client fine-tunes before use", fixed={}),
+    replace(
+        FEDAVG,
+        name="fedavg-ft",
+        title="FedAvg; each client fine-tunes before use",
+        fixed={},
+        trial_rank=1,
+        trial_variants={"own heads": {"personal_head": True}},
+    ),
     replace(
         FEDAVG,
         name="fedlp",

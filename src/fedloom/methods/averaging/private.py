@@ -1,45 +1,35 @@
-"""Differential privacy of averaged weights: DP-SGD at the clients, or DP-FedAvg at the server.
+"""DP-SGD at the clients: differential privacy of averaged weights for each row.
 
-Papers: M. Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, for `unit = "rows"`; H. B.
-McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, for
-`unit = "clients"`.
-
-    rows     each step takes a random subset of the own rows, each included with probability q = batch_size / n; clips
-             each row's gradient to C; adds noise of standard deviation σ C to the sum; divides by q n
-    clients  the server clips each client's update to C, adds noise of standard deviation σ C to the sum, and divides by
-             the number of updates
-
-With `rows`, the weights that a client sends are (ε, δ)-private for each of its rows, whatever weights it was sent,
-if columns are scaled by public numbers. With `clients`, all that the server publishes is private for each client as a
-whole; the server itself sees the updates.
+Paper: M. Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1. Each step takes a random
+subset of the own rows, each included with probability q = batch_size / n; clips each row's gradient to C; adds noise of
+standard deviation σ C to the sum; divides by q n. The weights that a client sends are (ε, δ)-private for each of its
+rows, whatever weights it was sent, if columns are scaled by public numbers.
 
 Differs:
-    `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
-    `clients` takes a fixed number of participants, which the run's seed chooses: no amplification by sampling counts,
-        and ε of a client grows only in rounds in which it takes part. Updates have equal weights.
+    ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
 
-Gossip (`peer/gossip.py`) has `rows` too: its peers average what they get without a look at their rows.
+Gossip (`peer/gossip.py`) has it too: its peers average what they get without a look at their rows. Privacy of each
+client as a whole is the run's `[aggregate.noise]`, see `fedloom.protect.aggregators`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from fedloom.core.page import Guarantee, ModelError, Party
 from fedloom.methods import steps
-from fedloom.protect.accountant import ABSENT, CLIENT, Releases, epsilon
+from fedloom.methods.settings import LocalSGD
+from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import Draws, charge, draws, or_nothing
 from fedloom.protect.privacy import clipped_rows
 
 ROWS = "private rows"
 """The note of the number of rows of a client that trained with `unit = "rows"`."""
-UPDATES = "private updates"
-"""The note of a client that sent an update with `unit = "clients"`."""
 AT_ONCE = 64
 """Rows whose gradients are in memory at once."""
 LARGEST_STEP = 1e4
@@ -51,18 +41,24 @@ class TrainingPrivacy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    unit: Literal["none", "rows", "clients"] = "none"
-    """What is protected: each row, by noise at its client (DP-SGD), or each client as a whole, by noise at the server,
-    which is trusted (DP-FedAvg)."""
+    unit: Literal["none", "rows"] = "none"
+    """What is protected: each row, by noise at its client (DP-SGD)."""
     sigma: float = Field(1.0, gt=0)
     """Noise multiplier σ: the noise has standard deviation σ C."""
     clip: float = Field(1.0, gt=0)
-    """Clipping norm C of a row's gradient, or of a client's update."""
+    """Clipping norm C of a row's gradient."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """δ at which ε is reported."""
 
+    @field_validator("unit", mode="before")
+    @classmethod
+    def _renamed(cls, unit: Any) -> Any:
+        if unit == "clients":
+            raise ValueError("noise at the server was renamed: write [aggregate.noise] with sigma, clip and delta")
+        return unit
 
-class PrivateTraining(steps.LocalSGD, Protocol):
+
+class PrivateTraining(LocalSGD, Protocol):
     """Settings of local training and of its privacy."""
 
     @property
@@ -75,9 +71,6 @@ def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     dp = cfg.dp
     if dp.unit == "none":
         return ()
-    if dp.unit == "clients":
-        updates = lambda sent: epsilon([Releases(dp.sigma, len(sent))], dp.delta)
-        return (Guarantee("weights", CLIENT, dp.delta, UPDATES, updates, by_server=True),)
     return (Guarantee("weights", ABSENT, dp.delta, ROWS, lambda rows: epsilon(row_releases(cfg, rows), dp.delta)),)
 
 
@@ -149,18 +142,3 @@ def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tens
         each = torch.cat([rows[k].flatten(1) for k in names], 1).double()
         total += clipped_rows(each, party.cfg.dp.clip).sum(0)
     return total
-
-
-# -- clients: at the server ----------------------------------------------------------------------------------------
-
-
-def noisy_average(server: Any, replies: Mapping[int, Any], t: int) -> None:
-    """Set a server's `weights` to their mean update: each clipped, with noise on the sum."""
-    dp, start = server.cfg.dp, server.weights
-    old = torch.cat([w.flatten() for w in start.values()]).double()
-    sent = torch.stack([torch.cat([r["weights"][k].flatten() for k in start]) for r in replies.values()]).double()
-    change = sent - old
-    total = clipped_rows(change, dp.clip).sum(0)
-    new = old + draws(server, "dp-fedavg", t).blur(total, dp.sigma * dp.clip, dp.clip) / len(replies)
-    parts = new.split([w.numel() for w in start.values()])  # type: ignore[no-untyped-call]
-    server.weights = {k: part.view(w.shape).to(w.dtype) for (k, w), part in zip(start.items(), parts, strict=True)}

@@ -27,7 +27,7 @@ Differs:
     FedAL's paper gives neither τ for CFD nor the server's steps and rate: one step of each, and 1e-3, are ours.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -36,8 +36,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, ConfigError, Federation, Method, Party, Shape, Template, Tree, kl_gradient
-from fedloom.methods import robust
+from fedloom.core.page import (
+    Adam,
+    Aggregator,
+    Combined,
+    ConfigError,
+    Federation,
+    Method,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    kl_gradient,
+)
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
 from fedloom.methods.steps import cross_entropy
@@ -66,9 +77,13 @@ class CFDConfig(trust.TrustSettings, LogitsConfig):
             )
         if self.delta_coding and self.bits is None and self.bits_down is None:
             raise ValueError("params.delta_coding = true needs quantized labels: set params.bits or params.bits_down")
-        if self.secure and self.bits is not None:
-            raise ValueError("secure sums hide the single labels that the server decodes: leave params.bits out")
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: quantized labels cannot be added."""
+        if self.bits is not None and aggregator.secure:
+            return "no single label is there to be decoded: leave params.bits out"
+        return super().refuses(aggregator)
 
     def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch; with secure sums probabilities."""
@@ -107,7 +122,7 @@ def encode_answer(
     """
     cfg = client.cfg
     if cfg.bits is None:
-        return F.softmax(logits, -1) if cfg.secure else cfg.encode(logits), sent
+        return F.softmax(logits, -1) if client.context.aggregator.secure else cfg.encode(logits), sent
     labels = quantized(F.softmax(logits, -1), cfg.bits)
     if not cfg.delta_coding:
         return pack(labels, cfg.bits), sent
@@ -115,17 +130,17 @@ def encode_answer(
     return changes(labels, before[rows], cfg.bits), before.index_copy(0, rows, labels)
 
 
-def decode_labels(client: Party[CFDConfig], message: Any, heard: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
-    """The server's probabilities (B, K) on the i-th public batch, and the labels `heard` after them."""
+def decode_labels(client: Party[CFDConfig], message: Any, received: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
+    """The server's probabilities (B, K) on the i-th public batch, and the labels `received` after them."""
     cfg, classes = client.cfg, client.context.classes
     if cfg.bits_down is None:
-        return F.softmax(cfg.decode_dense(message, classes), -1), heard
+        return F.softmax(cfg.decode_dense(message, classes), -1), received
     if not cfg.delta_coding:
         labels = checked(unpack(message, cfg.bits_down, cfg.batch_size, classes), cfg.bits_down)
-        return probabilities(labels), heard
+        return probabilities(labels), received
     rows = public_numbers(client, t, i)
-    labels = merged(message, heard[rows], cfg.bits_down)
-    return probabilities(labels), heard.index_copy(0, rows, labels)
+    labels = merged(message, received[rows], cfg.bits_down)
+    return probabilities(labels), received.index_copy(0, rows, labels)
 
 
 # -- the parties -------------------------------------------------------------------------------------------------------
@@ -136,15 +151,15 @@ class CFDClient(Party[CFDConfig]):
     """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
-    STATE = ("params", "buffers", "opt", "sent", "heard")
+    STATE = ("params", "buffers", "opt", "sent", "received")
     CALLS = ("local_train", "introduce", "predict", "distil")
-    SUMMED = ("predict",)
+    MEANS = ("predict",)
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """The network; `sent` and `heard`: the label memories of both directions."""
+        """The network; `sent` and `received`: the label memories of both directions."""
         self.network(self.context.build(), Adam(self.cfg.lr))
-        self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+        self.sent, self.received = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
 
     def local_train(self, *, t: int) -> None:
         """Round t's τ steps on CE(y, p_n)."""
@@ -159,7 +174,7 @@ class CFDClient(Party[CFDConfig]):
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
         """One step on KL(g || p_n); `labels` (B, K) are the server's, encoded."""
-        target, self.heard = decode_labels(self, labels, self.heard, t, i)
+        target, self.received = decode_labels(self, labels, self.received, t, i)
         x = public_batch(self, t, i)
         self.descend(x, kl_gradient(target, self.forward(x)) / len(x))
 
@@ -169,14 +184,14 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
     """A client without a network: its next fit has the server's labels."""
 
     ROLE = "client"
-    STATE = ("targets", "fitted", "sent", "heard")
-    CALLS, SUMMED = CFDClient.CALLS, CFDClient.SUMMED
+    STATE = ("targets", "fitted", "sent", "received")
+    CALLS, MEANS = CFDClient.CALLS, CFDClient.MEANS
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `heard`: the label memories."""
+        """`targets` and `fitted`: see `steps.BlackBoxParty`; `sent` and `received`: the label memories."""
         super().setup()
-        self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+        self.sent, self.received = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         """The answer to the public batch; see `encode_answer`."""
@@ -186,7 +201,7 @@ class CFDBlackBox(steps.BlackBoxParty[CFDConfig]):
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
         """Keep the server's `labels` (B, K), encoded, for the next fit."""
-        target, self.heard = decode_labels(self, labels, self.heard, t, i)
+        target, self.received = decode_labels(self, labels, self.received, t, i)
         steps.set_targets(self, target, t, i)
 
 
@@ -220,18 +235,19 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
         if self.cfg.bits is not None:
             self._labels(n, sent, t, i)
 
-    def decode(self, requested: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
-        """Probabilities (B, K) by client, from checked replies."""
-        cfg, classes = self.cfg, self.context.classes
-        if cfg.bits is None:
-            return {n: F.softmax(cfg.decode(sent, classes), -1) for n, sent in replies.items()}
-        labels = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
-        if cfg.delta_coding:
-            rows = public_numbers(self, t, i)
-            for n, own in labels.items():
-                self.held[n, rows] = own
-            self.held[[n for n in requested if n not in labels]] = 0  # their labels may be lost: they restart
-        return {n: probabilities(own) for n, own in labels.items()}
+    def read(self, n: int, sent: Any, *, t: int, i: int) -> Tensor:
+        """Client n's probabilities (B, K), from a checked reply."""
+        if self.cfg.bits is None:
+            return F.softmax(self.cfg.decode(sent, self.context.classes), -1)
+        labels = self._labels(n, sent, t, i)
+        if self.cfg.delta_coding:
+            self.held[n, public_numbers(self, t, i)] = labels
+        return probabilities(labels)
+
+    def restart(self, clients: Iterable[int]) -> None:
+        """Ask these clients for all labels again, as their last ones may be lost."""
+        if len(self.held[0]):
+            self.held[list(clients)] = 0
 
     def _labels(self, n: int, sent: Any, t: int, i: int) -> Tensor:
         """Client n's quantized labels (B, K)."""
@@ -241,11 +257,13 @@ class CFDServer(trust.TrustingServer[CFDConfig]):
             return merged(sent, self.held[n, public_numbers(self, t, i)], cfg.bits)
         return checked(unpack(sent, cfg.bits, cfg.batch_size, self.context.classes), cfg.bits)
 
-    def learn(self, answers: Mapping[int, Tensor], *, t: int, i: int) -> None:
-        """Steps on KL(mean || g) from the clients' probabilities (B, K)."""
-        x, p = public_batch(self, t, i), torch.stack([*answers.values()])
-        numbers, logits = partial(public_numbers, self, t, i), p.clamp_min(1e-30).log()
-        mean, _ = trust.average(self, list(answers), numbers, p, logits)
+    def learn(self, found: Combined, *, t: int, i: int) -> None:
+        """Steps on KL(mean || g) from the clients' mean probabilities (B, K), by trust if it is not uniform."""
+        x, mean = public_batch(self, t, i), found.value
+        if self.cfg.trust != "uniform":
+            p = torch.stack([self.read(n, sent, t=t, i=i) for n, sent in found.replies.items()])
+            numbers, logits = partial(public_numbers, self, t, i), p.clamp_min(1e-30).log()
+            mean, _ = trust.average(self, found.ids, numbers, p, logits)
         for _ in range(self.cfg.server_steps):
             self.descend(x, kl_gradient(mean, self.forward(x)) / len(x))
 
@@ -276,21 +294,19 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
     trust.meet(fed, server, chosen)
-    template, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg)
+    template = cfg.answer_template(server.context.classes)
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
-        if cfg.secure:
-            found = fed.sum(chosen, "predict", shared=batch, expect=template)
-            answers = {} if found is None else dict.fromkeys(found.ids, found.mean)
-        else:
-            ask: Any = {"shared": batch, "each": each, "expect": template, "check": partial(server.check, **batch)}
-            answers = server.decode(chosen, fed.call(chosen, "predict", **ask, min_replies=least), **batch)
-        if not answers:
+        how: Any = {"check": partial(server.check, **batch), "read": partial(server.read, **batch)}
+        found = fed.mean(chosen, "predict", shared=batch, each=each, expect=template, kind="probabilities", **how)
+        heard = () if found is None else found.ids
+        server.restart({*chosen} - {*heard})
+        if found is None:
             continue
-        server.learn(answers, **batch)
-        labels, differences = server.teach(answers, **batch)
-        taught = fed.call(answers, "distil", shared={**batch, **labels}, each=differences)
-        server.forget(answers.keys() - taught.keys())
+        server.learn(found, **batch)
+        labels, differences = server.teach(heard, **batch)
+        taught = fed.call(heard, "distil", shared={**batch, **labels}, each=differences)
+        server.forget({*heard} - taught.keys())
     yield "transfer"
 
 

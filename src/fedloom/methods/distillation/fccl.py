@@ -11,8 +11,8 @@ A round has a private stage on own rows, then a transfer stage on P:
 
 Two classes should have correlation -1, in paper and code alike, though no three classes can have it pairwise.
 p_previous are the client's own answers at the start of the stage: after the last transfer stage, they hold what it
-learned from others. p_pretrained are those of its pretrained model, which has seen own rows only. Z_n (B, K) are its
-logits on a public batch, each class standardized over the batch, and Z̄ likewise those of the mean answer.
+learned from others. p_pretrained are its pretrained model's answers, which has seen own rows only. Z_n (B, K) are its
+logits on a public batch, each class standardized over the batch, and Z̄ likewise the mean answer's logits.
 
 Messages: logits on public batches up, their mean down, τ K B numbers each way. Others see only a client's answers. It
 keeps the weights of its pretrained model beside its own.
@@ -22,7 +22,7 @@ counted as iterations: a comparison by iterations gives FCCL that much more loca
 
 Differs:
     The mean is over all clients, including the receiver, as in the second version of the code. The first version
-        replaces the receiver's answer by that of its model of the previous round.
+        replaces the receiver's answer by the answer of its model of the previous round.
     Every standard deviation includes `EPS`, so that a class whose logits are constant gives no NaN. It is the unbiased
         one while C divides by B, so that even equal answers give C_ii = 1 - 1/B.
     The authors start from fully trained models and use public batches of 128 to 512. Here a model is pretrained for
@@ -41,7 +41,7 @@ Differs:
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from pydantic import Field
@@ -49,8 +49,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Federation, Method, Party, Template, Tree, kl, map_tensors
-from fedloom.methods import robust
+from fedloom.core.page import Adam, Federation, Kinds, Method, Party, Template, Tree, kl, map_tensors
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
 from fedloom.methods.steps import cross_entropy
@@ -61,9 +60,11 @@ FIRST = 2**32 - 1
 """Counts down in place of the round number, so that pretraining shares no batch with a round."""
 
 
-class FCCLConfig(robust.RobustSettings, LogitsConfig):
+class FCCLConfig(LogitsConfig):
     """Weights are those of the paper."""
 
+    KIND: ClassVar[Kinds] = "logits"
+    """What the numbers of an answer are."""
     tau: int = Field(5, ge=1)
     """Steps of each stage (τ). With 1 the term of the previous model has no effect."""
     batch_size: int = Field(32, ge=2)
@@ -106,7 +107,7 @@ class FCCLClient(Party[FCCLConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "pretrained")
     CALLS = ("local_train", "predict", "distil")
-    SUMMED = ("predict",)
+    MEANS = ("predict",)
 
     def setup(self) -> None:
         """The network; `pretrained` is empty before the first round, then "done", with the weights if needed."""
@@ -153,12 +154,14 @@ class FCCLServer(Party[FCCLConfig]):
     """The server, which has no state."""
 
     ROLE = "server"
-    setup = robust.check
 
-    def mean(self, answers: Mapping[int, Tree]) -> Tree:
-        """The encoded mean (B, K) of the clients' encoded logits."""
-        f = torch.stack([self.cfg.decode(z, self.context.classes) for z in answers.values()])
-        return self.cfg.encode_dense(robust.mean_answer(f, self.cfg, "logits"))
+    def read(self, n: int, answer: Tree) -> Tensor:
+        """The logits (B, K) of an answer."""
+        return self.cfg.decode(answer, self.context.classes)
+
+    def write(self, mean: Tensor) -> Tree:
+        """The encoded mean (B, K) of the clients' logits."""
+        return self.cfg.encode_dense(mean)
 
 
 def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
@@ -201,16 +204,12 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
     yield "local"
     if not cfg.exchanges:
         return
-    answer, least = cfg.answer_template(server.context.classes), robust.least_replies(cfg, 2)
+    answer = cfg.answer_template(server.context.classes)
+    how = {"expect": answer, "read": server.read, "kind": cfg.KIND, "min_replies": 2}
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        if cfg.secure:
-            if (found := fed.sum(list(trained), "predict", shared=batch, expect=answer)) is not None:
-                fed.call(found.ids, "distil", shared={**batch, "mean": found.mean})
-            continue
-        answers = fed.call(trained, "predict", shared=batch, expect=answer, min_replies=least)
-        if answers:
-            fed.call(answers, "distil", shared={**batch, "mean": server.mean(answers)})
+        if (mean := fed.mean(trained, "predict", shared=batch, **how)) is not None:
+            fed.call(mean.ids, "distil", shared={**batch, "mean": server.write(mean.value)})
     yield "transfer"
 
 

@@ -9,7 +9,7 @@ A round has a private stage on own rows, then a transfer stage on P:
     private:   CE(y, f_n) + T² KL(q_previous || q_n),    q = softmax of f / T over the K - 1 classes that are not y
     transfer:  FCCL's loss of f_n against f̄ + 3 KL(softmax(s̄ / 0.02) || softmax(s_n / 0.02)) over the rows of s
 
-s_n (B, B - 1) are the cosines of each public row's features with those of the others in its batch; f̄ and s̄ are the
+s_n (B, B - 1) are the cosines of each public row's features with the other rows' in its batch; f̄ and s̄ are the
 means of the clients' logits and cosines. The label is left to cross-entropy: a client learned the other classes from
 others, so only the proportions of these are preserved.
 
@@ -28,7 +28,7 @@ Differs:
 """
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import ClassVar, final
 
 import torch
 from pydantic import Field
@@ -36,21 +36,21 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Method, Party, Template, Tree, kl
-from fedloom.methods import robust
+from fedloom.core.page import Adam, Kinds, Method, Party, Template, Tree, kl
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fccl import correlation_loss, round
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
-from fedloom.methods.steps import Features
+from fedloom.methods.features import Features
 from fedloom.protect.coding import like
 
 SHORT = 1e-4
 """The smallest norm by which features are divided; shorter features have smaller cosines."""
 
 
-class FCCLPlusConfig(robust.RobustSettings, LogitsConfig):
+class FCCLPlusConfig(LogitsConfig):
     """Weights and temperatures are those of the authors' code on digits. The weight `inter` is multiplied by T²."""
 
+    KIND: ClassVar[Kinds] = {"logits": "logits", "cosines": "values"}
     tau: int = Field(5, ge=1)
     """Steps of each stage (τ). With 1 the term of the previous model has no effect."""
     batch_size: int = Field(32, ge=2)
@@ -101,7 +101,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "predict", "distil")
-    SUMMED = ("predict",)
+    MEANS = ("predict",)
 
     def setup(self) -> None:
         """Its network, with separate features and head."""
@@ -161,19 +161,19 @@ class FCCLPlusServer(Party[FCCLPlusConfig]):
     """The server, which has no state."""
 
     ROLE = "server"
-    setup = robust.check
 
-    def mean(self, answers: Mapping[int, Any]) -> dict[str, Tree]:
-        """The encoded means of the clients' encoded logits and cosines."""
-        cfg, means = self.cfg, {}
-        if cfg.correlation:
-            logits = torch.stack([cfg.decode(answer["logits"], self.context.classes) for answer in answers.values()])
-            means["logits"] = cfg.encode_dense(robust.mean_answer(logits, cfg, "logits"))
-        if cfg.similarity:
-            width = cfg.batch_size - 1
-            cosines = torch.stack([cfg.decode_dense(answer["cosines"], width) for answer in answers.values()])
-            means["cosines"] = cfg.encode_dense(robust.mean_answer(cosines, cfg, "values"))
-        return means
+    def read(self, n: int, answer: Mapping[str, Tree]) -> dict[str, Tensor]:
+        """The logits (B, K) and the cosines (B, B - 1) of an answer."""
+        cfg, found = self.cfg, {}
+        if "logits" in answer:
+            found["logits"] = cfg.decode(answer["logits"], self.context.classes)
+        if "cosines" in answer:
+            found["cosines"] = cfg.decode_dense(answer["cosines"], cfg.batch_size - 1)
+        return found
+
+    def write(self, mean: Mapping[str, Tensor]) -> dict[str, Tree]:
+        """The encoded means of the clients' logits and cosines."""
+        return {k: self.cfg.encode_dense(x) for k, x in mean.items()}
 
 
 def parted(out: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ What a client receives about classes that it has no rows of does not enter its l
 Differs:
     Answers are averaged as logits, and softmax makes a target of the mean, as everywhere in this family; with
         `average = "probabilities"` they are averaged after softmax.
-    Answers are taken from the forward passes of the local steps: each is that of the weights before its step.
+    Answers are taken from the forward passes of the local steps: each is the answer of the weights before its step.
     The mean over others is over those that have the class, not over all. A class that no other client has in a round
         has no target in the next, as in the first round: there the loss is CE alone. A client that is not sampled in a
         round keeps its targets.
@@ -30,7 +30,6 @@ Differs:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -38,14 +37,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Federation, Method, Party, Shape, floats, kl_gradient
-from fedloom.methods import robust
+from fedloom.core.page import Adam, Aggregator, Combined, Federation, Method, Party, Shape, floats, kl_gradient
 from fedloom.methods.distillation.steps import TrainingConfig
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.protect.coding import LARGEST
 
 
-class FDConfig(robust.RobustSettings, TrainingConfig):
+class FDConfig(TrainingConfig):
     """The local training is that of FedAL's section VI-A."""
 
     gamma: float = Field(0.15, ge=0)
@@ -53,20 +51,25 @@ class FDConfig(robust.RobustSettings, TrainingConfig):
     average: Literal["logits", "probabilities"] = "logits"
     """Quantity that is averaged by class: logits, or probabilities."""
 
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: the server removes each client's own answer."""
+        return "each client gets the mean of the others, from single answers" if aggregator.hidden else ""
+
 
 @final
 class FDClient(Party[FDConfig]):
     """A client. Its network may differ from all others, and is never sent."""
 
     ROLE = "client"
-    STATE = ("params", "buffers", "opt", "heard")
+    STATE = ("params", "buffers", "opt", "received")
     CALLS = ("update", "hear")
+    MEANS = ("update",)
 
     def setup(self) -> None:
-        """`heard`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
+        """`received`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         classes, device = self.context.classes, self.context.device
-        self.heard: dict[str, Tensor] = {
+        self.received: dict[str, Tensor] = {
             "means": torch.zeros(classes, classes, device=device),
             "known": torch.zeros(classes, dtype=torch.bool, device=device),
         }
@@ -84,7 +87,7 @@ class FDClient(Party[FDConfig]):
 
     def gradient_by_row(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient (B, K) per row of V in the logits f (B, K), y (B,)."""
-        means, known = self.heard["means"], self.heard["known"]
+        means, known = self.received["means"], self.received["known"]
         labels = torch.eye(self.context.classes, device=f.device)
         targets = F.softmax(means, -1) if self.cfg.average == "logits" else means
         pull = kl_gradient(targets[y], f) * known[y][:, None]
@@ -92,7 +95,7 @@ class FDClient(Party[FDConfig]):
 
     def hear(self, *, means: Tensor, known: Tensor) -> None:
         """Keep the others' mean answers."""
-        self.heard = {"means": means, "known": known}
+        self.received = {"means": means, "known": known}
         self.note("classes with a target", known.sum())
 
 
@@ -101,18 +104,20 @@ class FDServer(Party[FDConfig]):
     """The server, which has no state."""
 
     ROLE = "server"
-    setup = robust.check
 
-    def teach(self, replies: Mapping[int, Any]) -> dict[int, dict[str, Tensor]]:
-        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of classes with one; with
-        a robust rule that of all clients, where enough have the class."""
+    def read(self, n: int, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A client's mean answers (K, K) by class, within bounds."""
         bounds = (-LARGEST, LARGEST) if self.cfg.average == "logits" else (0, 1)
+        return {"means": reply["means"].clamp(*bounds)}
+
+    def teach(self, found: Combined) -> dict[int, dict[str, Tensor]]:
+        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of classes with one; of
+        all clients, if the run takes another mean, from which no answer can be removed."""
+        if self.context.aggregator.even:
+            return {n: {"means": found.value["means"], "known": found.weight > 0} for n in found.ids}
+        replies = found.replies
         present = torch.stack([r["present"] for r in replies.values()])  # (n, K)
-        answers = torch.stack([r["means"] for r in replies.values()]).clamp(*bounds)
-        if self.cfg.robust != "none":
-            mean_of = partial(robust.mean_answer, cfg=self.cfg, of=self.cfg.average)
-            found, known = robust.by_class(answers, present, mean_of, robust.least_replies(self.cfg))
-            return {n: {"means": found, "known": known} for n in replies}
+        answers = torch.stack([self.read(n, r)["means"] for n, r in replies.items()])
         means = answers * present[..., None]  # (n, K, K)
         others = present.sum(0) - present.long()  # (n, K): how many have the class
         mean = (means.sum(0) - means) / others.clamp(min=1)[..., None]
@@ -124,9 +129,10 @@ def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConf
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.context.classes
     answer = {"means": floats(classes, classes), "present": Shape("bool", classes)}
-    replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, min_replies=robust.least_replies(cfg, 2))
-    if replies:
-        fed.call(replies, "hear", each=server.teach(replies))
+    how: dict[str, Any] = {"expect": answer, "weight": "present", "read": server.read, "kind": cfg.average}
+    found = fed.mean(chosen, "update", shared={"t": t}, **how, min_replies=2)
+    if found is not None:
+        fed.call(found.ids, "hear", each=server.teach(found))
     yield "round"
 
 

@@ -26,21 +26,22 @@ Differs:
     References are evaluation-mode outputs on the stage's batches, made once at its start.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, final
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.core.aggregate import Aggregator, Combined
 from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation import steps, trust
-from fedloom.methods.robust import least_replies
-from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
+from fedloom.methods.features import gradient_variance
+from fedloom.methods.steps import cross_entropy, reset_optimizer
 
 
 class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
@@ -70,7 +71,7 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     """Optimizer of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
     include_self: bool | None = None
     """Whether a client's target is the mean of all clients instead of the mean of the others, (5); None for true
-    with trust or a robust rule. With false, a client with trust is sent its own weights."""
+    with trust. With false, a client with trust is sent its own weights."""
     kl_direction: Literal["forward", "reverse"] = "forward"
     """KL(target || p), or KL(p || target)."""
     average: Literal["logits", "probabilities"] | None = None
@@ -80,20 +81,19 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
     variances: bool = False
     """Whether parties note the variance of each term's gradient between batches, (46)-(51)."""
 
-    @model_validator(mode="after")
-    def _all_or_each(self) -> "FedALConfig":
-        if self.secure and (self.adv or not self.averages_logits):
-            raise ValueError(
-                "secure sums hide the single answers that adv compares: set adv = 0, and leave average out"
-            )
-        if self.robust != "none" and self.include_self is False:
-            raise ValueError("no client can remove its answer from a robust mean: leave params.include_self out")
-        return self
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: an adversary compares single answers, and a client may remove its own."""
+        if self.adv and aggregator.hidden:
+            return "the adversary compares single answers: set params.adv = 0"
+        if not self.averages_logits and aggregator.secure:
+            return 'clients send logits: set params.average = "logits"'
+        whole = self.include_self is not False or not aggregator.even
+        return super().refuses(aggregator) if whole else "no client can remove its own answer: leave include_self out"
 
     @property
     def includes_self(self) -> bool:
         """`include_self` or its default."""
-        return (self.trust != "uniform" or self.robust != "none") if self.include_self is None else self.include_self
+        return self.trust != "uniform" if self.include_self is None else self.include_self
 
     @property
     def averages_logits(self) -> bool:
@@ -174,14 +174,15 @@ def transfer_step(
 
 def target_of(f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]) -> Tensor:
     """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own logits f (B, K), and the
-    own weights in the mean `share` (B,), or None where they are equal."""
+    own weights in the mean `share` (B,), or None where they are equal. Of another mean than (5) it is that itself."""
     cfg, classes = client.cfg, client.context.classes
     own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
     value = own if cfg.averages_logits else F.softmax(own / temperature, -1)
     if share is not None:
         others = trust.without(value, average, share)
     else:
-        others = average if cfg.includes_self else steps.mean_of_others(value, average, n)
+        whole = cfg.includes_self or client.context.aggregator.even
+        others = average if whole else steps.mean_of_others(value, average, n)
     return F.softmax(others / temperature, -1) if cfg.averages_logits else others
 
 
@@ -201,9 +202,6 @@ def along(party: Party[object], x: Tensor, term: Tensor) -> Tensor:
     return (party.model(x) * term).sum() / len(x)
 
 
-# -- the server, lines 12-16 -------------------------------------------------------------------------------------------
-
-
 def build_discriminator(server: Party[FedALConfig]) -> None:
     """Line 1: h is an MLP K -> hidden -> N."""
     cfg = server.cfg
@@ -212,30 +210,33 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
         server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer)
 
 
-def judge(
-    server: trust.TrustingServer[FedALConfig], logits: Mapping[int, Tree], t: int, i: int
-) -> tuple[Tree, dict[int, dict[str, Tree]]]:
-    """Lines 12-16.
+def averaged(cfg: FedALConfig, f: Tensor) -> Tensor:
+    """What is averaged of logits f (..., K)."""
+    return f if cfg.averages_logits else F.softmax(f / cfg.kd_temperature, -1)
 
-    Args:
-        server: holds the discriminator.
-        logits: each client's (B, K), encoded, by its number.
-        t, i: which public batch.
+
+def judge(
+    server: trust.TrustingServer[FedALConfig], found: Combined, t: int, i: int
+) -> tuple[Tree, dict[int, dict[str, Tree]]]:
+    """Lines 12-16, from the mean answer (B, K) and each client's logits (B, K), encoded, on the i-th public batch.
 
     Returns:
         The mean answer (B, K), and for each client its `gradient` (B, K), all encoded, but no gradient with
         adv = 0; with trust its `share` (B,) of the mean, if it is to remove its own answer.
     """
-    cfg, author_of = server.cfg, partial(author_loss, server)
-    f = torch.stack([cfg.decode(z, server.context.classes) for z in logits.values()])  # (n, B, K)
-    answers = f if cfg.averages_logits else F.softmax(f / cfg.kd_temperature, -1)
-    average, shares = trust.average(server, list(logits), partial(steps.public_numbers, server, t, i), answers, f)
-    mean, each = cfg.encode_dense(average), dict[int, dict[str, Tree]]((n, {}) for n in logits)
-    if shares is not None and not cfg.includes_self:
-        each = {n: {"share": share.float()} for n, share in zip(logits, shares, strict=True)}
+    cfg, average, each = server.cfg, found.value, dict[int, dict[str, Tree]]((n, {}) for n in found.ids)
+    if cfg.trust == "uniform" and not cfg.adv:
+        return cfg.encode_dense(average), each  # line 15 alone
+    f = torch.stack([cfg.decode(z, server.context.classes) for z in found.replies.values()])  # (n, B, K)
+    if cfg.trust != "uniform":
+        numbers = partial(steps.public_numbers, server, t, i)
+        average, shares = trust.average(server, found.ids, numbers, averaged(cfg, f), f)
+        if not cfg.includes_self:
+            each = {n: {"share": share.float()} for n, share in zip(found.ids, shares, strict=True)}
     if not cfg.adv:
-        return mean, each
-    author = torch.tensor(list(logits), device=f.device).repeat_interleave(f.shape[1])
+        return cfg.encode_dense(average), each
+    author_of = partial(author_loss, server)
+    author = torch.tensor(found.ids, device=f.device).repeat_interleave(f.shape[1])
     if cfg.variances:  # (51) is about each client's rows
         pairs = zip(f, author.view(len(f), -1), strict=True)
         variances = torch.stack([gradient_variance(server, author_of, *own) for own in pairs])
@@ -244,7 +245,9 @@ def judge(
     f.requires_grad_()
     u = -author_of(f.flatten(0, 1), author, reduction="sum")  # line 16: U with the new weights
     (gradients,) = torch.autograd.grad(u, f)  # (n, B, K): each row's own, not averaged
-    return mean, {n: {**each[n], "gradient": cfg.encode_dense(g)} for n, g in zip(logits, gradients, strict=True)}
+    for n, gradient in zip(found.ids, gradients, strict=True):
+        each[n]["gradient"] = cfg.encode_dense(gradient)
+    return cfg.encode_dense(average), each
 
 
 def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean") -> Tensor:
@@ -269,11 +272,11 @@ class FedALClient(Party[FedALConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "reference")
     CALLS = ("local_train", "introduce", "predict", "distil")
-    SUMMED = ("predict",)
+    MEANS = ("predict",)
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """Line 1. `reference` is that of (14): a round t, and the logits (τ, B, K) on its public batches."""
+        """Line 1. `reference` is (14)'s frozen model: a round t, and the logits (τ, B, K) on its public batches."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
 
@@ -306,7 +309,7 @@ class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
 
     ROLE = "client"
     STATE = ("targets", "fitted")
-    CALLS, SUMMED = FedALClient.CALLS, FedALClient.SUMMED
+    CALLS, MEANS = FedALClient.CALLS, FedALClient.MEANS
     introduce = trust.introduce
 
     def predict(self, *, t: int, i: int) -> Tree:
@@ -348,18 +351,15 @@ def round(
     if not cfg.exchanges:
         return
     trust.meet(fed, server, chosen)
-    answer, least = cfg.template(server.context.classes), least_replies(cfg, 2)
+    how: dict[str, Any] = {"expect": cfg.template(server.context.classes), "min_replies": 2}
+    how["read"] = lambda n, sent: averaged(cfg, cfg.decode(sent, server.context.classes))
+    how["kind"] = "logits" if cfg.averages_logits else "probabilities"
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
-        if cfg.secure:  # line 15 alone
-            if (found := fed.sum(chosen, "predict", shared=batch, expect=answer)) is not None:
-                fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": found.mean})
-            continue
-        logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=least)  # lines 9-11
-        if not logits:
-            continue
-        mean, gradients = judge(server, logits, t, i)  # lines 12-16
-        fed.call(logits, "distil", shared={**batch, "n": len(logits), "mean": mean}, each=gradients)  # lines 17-18
+        found = fed.mean(chosen, "predict", shared=batch, **how)  # lines 9-11, 15
+        if found is not None:
+            mean, each = judge(server, found, t, i)  # lines 12-16
+            fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": mean}, each=each)  # lines 17-18
     yield "transfer"
 
 

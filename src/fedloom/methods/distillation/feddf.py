@@ -29,7 +29,6 @@ Differs:
     A client that is not sampled in a round is evaluated with the model of its group, which is not counted as a message.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,7 +41,9 @@ from torch.nn import functional as F
 
 from fedloom.core.page import (
     Adam,
+    Aggregator,
     ClientContext,
+    Combined,
     Federation,
     Method,
     Network,
@@ -52,7 +53,6 @@ from fedloom.core.page import (
     kl,
     map_tensors,
 )
-from fedloom.methods import robust
 from fedloom.methods.distillation import trust
 from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import cross_entropy
@@ -61,14 +61,11 @@ Model: TypeAlias = dict[str, dict[str, Tensor]]
 """The `weights` and the `statistics` of a network, by name, as they are sent."""
 
 
-class FedAvgAdamConfig(robust.RobustSettings, TrainingConfig):
+class FedAvgAdamConfig(TrainingConfig):
     """Settings of `fedavg-adam`. τ is that of FedDF in FedAL's section VI-A."""
 
     tau: int = Field(10, ge=1)
     """Local steps in a round (τ)."""
-    secure: bool = False
-    """Whether the server learns only each group's mean model and the number of all its rows: secure sums, each of at
-    least 3 participants."""
 
 
 class FedDFConfig(trust.TrustSettings, TrainingConfig):
@@ -81,6 +78,12 @@ class FedDFConfig(trust.TrustSettings, TrainingConfig):
     server_lr: float = Field(1e-3, gt=0)
     """Learning rate of the server's Adam."""
 
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: the server asks each client's model."""
+        if aggregator.hidden:
+            return "the server distils the answers of each client's model: use fedavg-adam, which only averages"
+        return super().refuses(aggregator)
+
 
 @final
 class FedDFClient(Party[TrainingConfig]):
@@ -89,7 +92,7 @@ class FedDFClient(Party[TrainingConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "group")
     CALLS = ("introduce", "update")
-    SUMMED = ("update",)
+    MEANS = ("update",)
     introduce = trust.introduce
 
     def setup(self) -> None:
@@ -119,18 +122,12 @@ class FedDFServer(trust.TrustingServer[FedDFConfig]):
 
     def setup(self) -> None:
         """`models`: the model of each group by the group's number, with its initial weights."""
-        check_groups(self)
         self.models = first_models(self.context)
         trust.init(self)
 
     def broadcast(self) -> dict[str, Tree]:
         """The groups' models."""
         return dict(self.models)
-
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """The mean of each group's models."""
-        self.models, refused = averaged(self.models, self.context.groups, replies, self.cfg)
-        self.note("rejected means", refused)
 
     def ensemble(self, t: int, replies: Mapping[int, Any]) -> dict[int, Tensor]:
         """Each client's logits (m, K) on the public rows of round t, if they are finite."""
@@ -149,7 +146,7 @@ class FedDFServer(trust.TrustingServer[FedDFConfig]):
         numbers, batches = distinct_rows(self, t)
         x, f, losses = self.public_set.rows.x(numbers), torch.stack([*logits.values()]), []
         if self.cfg.trust == "uniform":
-            target = F.softmax(robust.mean_answer(f, self.cfg, "logits"), -1)
+            target = F.softmax(self.context.aggregator.combine(list(f), kind="logits"), -1)
         else:
             target, _ = trust.average(self, list(logits), lambda: numbers, F.softmax(f, -1), f)
         models: dict[str, Any] = {}
@@ -168,11 +165,10 @@ class FedAvgAdamServer(Party[FedAvgAdamConfig]):
     ROLE = "averaging"
     STATE = ("models",)
     models: dict[str, Model]
-    broadcast, average = FedDFServer.broadcast, FedDFServer.average
+    broadcast = FedDFServer.broadcast
 
     def setup(self) -> None:
         """`models`, as those of `feddf`."""
-        check_groups(self)
         self.models = first_models(self.context)
 
 
@@ -213,37 +209,40 @@ def first_models(context: ClientContext) -> dict[str, Model]:
     }
 
 
-def check_groups(server: Party[Any]) -> None:
-    """Raise MethodError if a group, or a round, has fewer clients than the robust rule needs."""
-    robust.check(server, min(Counter(server.context.groups).values(), default=None))
+def replace_models(server: Any, means: Mapping[str, Combined]) -> None:
+    """Replace the model of each group by the mean of its clients' models; not by one that is not finite, as the mean of
+    finite numbers may be. A group without a mean keeps its model."""
+    finite = {
+        g: mean.value
+        for g, mean in means.items()
+        if all(x.isfinite().all() for part in mean.value.values() for x in part.values())
+    }
+    server.models = {**server.models, **finite}
+    server.note("rejected means", len(means) - len(finite))
 
 
-def averaged(
-    models: Mapping[str, Model], groups: Sequence[int], replies: Mapping[int, Any], cfg: Any
-) -> tuple[dict[str, Model], int]:
-    """The mean of the models of each group's clients, weighted by rows; or by the robust rule.
+def group_means(fed: Federation, server: Any, replies: Mapping[int, Any]) -> dict[str, Combined]:
+    """The mean of each group's models in these replies, weighted by rows; without groups of too few replies."""
+    found: dict[str, Combined] = {}
+    for g, ids in members(server, replies).items():
+        mean = fed.combine({n: replies[n] for n in ids}, weight="rows", around=server.models[g])
+        if mean is not None:
+            found[g] = mean
+    return found
 
-    A reply that claims no rows has no weight. A group with fewer replies than the rule needs, at least one, keeps its
-    model. So does a group whose mean is not finite, as the mean of finite numbers may be.
 
-    Returns:
-        The models, and the number of groups whose mean is not finite.
-    """
-    means, refused = dict(models), 0
-    members: dict[str, list[int]] = {}
-    for n, reply in replies.items():
-        if int(reply["rows"]) > 0:
-            members.setdefault(str(groups[n]), []).append(n)
-    for group, clients in members.items():
-        sent = [{k: replies[n][k] for k in ("weights", "statistics")} for n in clients]
-        if len(clients) < robust.least_replies(cfg):
-            continue
-        mean = robust.combined(sent, [int(replies[n]["rows"]) for n in clients], cfg, models[group])
-        if all(x.isfinite().all() for part in mean.values() for x in part.values()):
-            means[group] = mean
-        else:
-            refused += 1
-    return means, refused
+def members(server: Any, clients: Iterable[int]) -> dict[str, list[int]]:
+    """These clients, by the group's number."""
+    found: dict[str, list[int]] = {}
+    for n in clients:
+        found.setdefault(str(server.context.groups[n]), []).append(n)
+    return found
+
+
+def models_of(server: Any) -> dict[str, Any]:
+    """For `fed.means`: replies are models of groups, changed from the server's, and weighted by rows."""
+    expect = {g: {**model, "rows": Shape("int64")} for g, model in server.models.items()}
+    return {"expect": expect, "weight": "rows", "around": server.models}
 
 
 def of_each(models: Mapping[str, Model], groups: Sequence[int], clients: Iterable[int]) -> dict[int, Model]:
@@ -285,20 +284,10 @@ def trained(fed: Federation, server: Any, clients: Sequence[int], cfg: TrainingC
 
 def average_round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedAvgAdamConfig, t: int) -> Iterator[str]:
     """One round of `fedavg-adam`."""
-    if cfg.secure:
-        secure_means(fed, server, fed.sample(clients, cfg.clients_per_round, t), t)
-    else:
-        server.average(trained(fed, server, clients, cfg, t))
+    groups = members(server, fed.sample(clients, cfg.clients_per_round, t))
+    means = fed.means(groups, "update", shared={"t": t}, each=server.models, **models_of(server))
+    replace_models(server, means)
     yield "average"
-
-
-def secure_means(fed: Federation, server: Any, chosen: Sequence[int], t: int) -> None:
-    """Set the model of each group to the mean of its clients', weighted by rows, by a secure sum."""
-    for group, model in server.models.items():
-        members = [n for n in chosen if str(server.context.groups[n]) == group]
-        like = {**model, "rows": Shape("int64")}
-        if members and (found := fed.sum(members, "update", shared={"t": t, **model}, expect=like, weight="rows")):
-            server.models = {**server.models, group: found.mean}
 
 
 def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: FedDFConfig, t: int) -> Iterator[str]:
@@ -306,11 +295,12 @@ def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: Fed
     trust.meet(fed, server, fed.sample(clients, cfg.clients_per_round, t) if cfg.server_steps else ())
     replies = trained(fed, server, clients, cfg, t)
     logits = server.ensemble(t, replies) if cfg.server_steps else {}
-    server.average({n: replies[n] for n in logits} if cfg.server_steps else replies)
+    kept = {n: replies[n] for n in logits} if cfg.server_steps else replies
+    replace_models(server, group_means(fed, server, kept))
     yield "average"
     if not cfg.server_steps:
         return
-    if len(logits) >= robust.least_replies(cfg):
+    if len(logits) >= fed.aggregator.least:
         server.distil(t, logits)
     yield "distil"
 

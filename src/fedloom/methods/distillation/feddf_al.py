@@ -29,7 +29,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from fedloom.core.page import Adam, ConfigError, Federation, Party, Tree
+from fedloom.core.page import Adam, Federation, Party, Tree
 from fedloom.methods.distillation import fedal, feddf, trust
 from fedloom.methods.distillation.fedal import FedALConfig
 from fedloom.methods.distillation.steps import public_batch
@@ -42,18 +42,11 @@ class FedDFALClient(Party[FedALConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "reference", "group")
     CALLS = ("local_train", "introduce", "predict", "distil", "begin", "give")
+    MEANS = ("predict", "give")
     introduce = trust.introduce
 
     def setup(self) -> None:
-        """The network that its group begins with, FedAL's `reference`, and the group's number.
-
-        Raises:
-            ConfigError: `secure` is set, which would hide the logits and not the weights.
-        """
-        if self.cfg.secure:
-            raise ConfigError(
-                "feddf-al also sends each client's weights, which params.secure does not hide: leave it out"
-            )
+        """The network that its group begins with, FedAL's `reference`, and the group's number."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
         self.group = self.context.group  # as state, so that an engine can batch clients of several groups
@@ -95,7 +88,6 @@ class FedDFALServer(trust.TrustingServer[FedALConfig]):
 
     def setup(self) -> None:
         """The discriminator; the `models` that groups begin with; `underway`: whether clients train newer ones."""
-        feddf.check_groups(self)
         fedal.build_discriminator(self)
         trust.init(self)
         self.models = feddf.first_models(self.context)
@@ -109,10 +101,8 @@ class FedDFALServer(trust.TrustingServer[FedALConfig]):
         """Mark the groups' models as outdated."""
         self.underway = True
 
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """The mean of each group's models, for the next round."""
-        self.models, refused = feddf.averaged(self.models, self.context.groups, replies, self.cfg)
-        self.note("rejected means", refused)
+    def end(self) -> None:
+        """Mark the groups' models as the newest."""
         self.underway = False
 
 
@@ -124,7 +114,9 @@ def round(fed: Federation, server: FedDFALServer, clients: Sequence[int], cfg: F
     server.begin()
     ready = [n for n in chosen if n in begun]
     yield from fedal.round(fed, server, ready, cfg, t)  # local, transfer
-    server.average(fed.call(ready, "give", expects=feddf.replies_like(models)))
+    means = fed.means(feddf.members(server, ready), "give", **feddf.models_of(server))
+    feddf.replace_models(server, means)
+    server.end()
     yield "average"
 
 

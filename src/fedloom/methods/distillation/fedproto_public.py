@@ -25,31 +25,27 @@ Differs:
     A network without a parameter before its last layer sends its features and learns from own rows only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, final
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import Adam, ClientContext, Federation, Method, Party, floats
-from fedloom.methods import robust
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
-from fedloom.methods.steps import HEAD, Features, linear
+from fedloom.methods.features import HEAD, Features, linear
 
 LARGEST = 2.0**13
 """Features are clipped to ± this, as in a secure sum: far above the features of a network that trains, and so small
 that the square of a gradient, of which Adam keeps a mean, cannot overflow float32."""
 
 
-class FedProtoPublicConfig(robust.RobustSettings, TrainingConfig):
+class FedProtoPublicConfig(TrainingConfig):
     """The training is that of FedAL's section VI-A, with FedMD's τ."""
 
     lam: float = Field(1.0, ge=0)
     """λ: weight of the distance to the others' mean features."""
-    secure: bool = False
-    """Whether the server learns only the clients' mean features: a secure sum, of at least 3 participants."""
     FEATURE_DIM: ClassVar[str] = "feature_dim"
     feature_dim: int | None = Field(None, ge=1)
     """Common feature dimension d, by a linear layer after each network's features; None for the features themselves."""
@@ -86,7 +82,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "embed", "align")
-    SUMMED = ("embed",)
+    MEANS = ("embed",)
 
     def setup(self) -> None:
         """The initial network."""
@@ -112,11 +108,11 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
         Args:
             t, i: which public batch.
             n: the number of clients in the mean.
-            mean: (B, d) their mean features; with a robust rule the target itself.
+            mean: (B, d) their mean features; the target itself, if the run takes another mean than that of the paper.
         """
         x = public_batch(self, t, i)
         own = self.forward(x)
-        target = mean_of_others(clipped(own), mean, n) if self.cfg.robust == "none" else mean
+        target = mean if self.context.aggregator.even else mean_of_others(clipped(own), mean, n)
         if moving := [k for k in self.params if not k.startswith(f"{HEAD}.")]:
             self.minimize(self.distance, x, target, only=moving)
         if i == self.cfg.tau - 1:
@@ -140,12 +136,11 @@ class FedProtoPublicServer(Party[FedProtoPublicConfig]):
 
     def setup(self) -> None:
         """`width` is d."""
-        robust.check(self)
         self.width = self.cfg.feature_dim or Features(self.context.build()).width
 
-    def average(self, features: Mapping[int, Tensor]) -> Tensor:
-        """The mean (B, d) over clients."""
-        return robust.mean_answer(torch.stack([clipped(f) for f in features.values()]), self.cfg, "values")
+    def read(self, n: int, features: Tensor) -> Tensor:
+        """A client's features (B, d) within bounds, as a secure sum has them."""
+        return clipped(features)
 
 
 def clipped(features: Tensor) -> Tensor:
@@ -164,16 +159,10 @@ def round(
         return
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        template, least = floats(cfg.batch_size, server.width), robust.least_replies(cfg, 2)
-        if cfg.secure:
-            if (found := fed.sum(chosen, "embed", shared=batch, expect=template)) is not None:
-                fed.call(found.ids, "align", shared={**batch, "n": len(found.ids), "mean": found.mean})
-            continue
-        features = fed.call(chosen, "embed", shared=batch, expect=template, min_replies=least)
-        if not features:
-            continue
-        shared = {**batch, "n": len(features), "mean": server.average(features)}
-        fed.call(features, "align", shared=shared)
+        template = floats(cfg.batch_size, server.width)
+        found = fed.mean(chosen, "embed", shared=batch, expect=template, read=server.read, min_replies=2)
+        if found is not None:
+            fed.call(found.ids, "align", shared={**batch, "n": len(found.ids), "mean": found.value})
     yield "transfer"
 
 

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import (
     Adam,
+    Aggregator,
     ClientContext,
     Federation,
     Method,
@@ -42,15 +43,14 @@ from fedloom.core.page import (
     Tree,
     sample_plan,
 )
-from fedloom.methods import robust
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.feddf import model_of, set_model
 from fedloom.methods.steps import cross_entropy
 
-Aggregator: TypeAlias = Literal["mean", "weights", "class-weights", "network"]
+AggregatorKind: TypeAlias = Literal["mean", "weights", "class-weights", "network"]
 
 
-class FensConfig(robust.RobustSettings, steps.TrainingConfig):
+class FensConfig(steps.TrainingConfig):
     """Settings of FENS."""
 
     tau: int = Field(25, ge=1)
@@ -59,7 +59,7 @@ class FensConfig(robust.RobustSettings, steps.TrainingConfig):
     """Rounds in which clients train alone, before the exchange."""
     held_out: float = Field(0.1, gt=0, lt=1)
     """Share of a client's rows on which the aggregator is learned."""
-    aggregator: Aggregator = "network"
+    aggregator: AggregatorKind = "network"
     """The aggregator f."""
     hidden: int = Field(4, ge=1)
     """Hidden units of the network f for each client (d)."""
@@ -76,6 +76,10 @@ class FensConfig(robust.RobustSettings, steps.TrainingConfig):
         """Once for each step of the aggregator."""
         return {"learn_aggregator": self.aggregator_steps}
 
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: all clients get each client's model."""
+        return "each client's model is sent to all clients" if aggregator.hidden else ""
+
     @property
     def min_rounds(self) -> int:
         """One more than the rounds alone."""
@@ -85,8 +89,8 @@ class FensConfig(robust.RobustSettings, steps.TrainingConfig):
 # -- aggregators ---------------------------------------------------------------------------------------------------
 
 
-def first_weights(kind: Aggregator, clients: int, classes: int, hidden: int) -> dict[str, Tensor]:
-    """The initial weights of an aggregator: those of the mean, or of a network drawn from torch's generator."""
+def first_weights(kind: AggregatorKind, clients: int, classes: int, hidden: int) -> dict[str, Tensor]:
+    """The initial weights of an aggregator: the weights of the mean, or of a network drawn from torch's generator."""
     if kind != "network":
         shape = (clients, classes) if kind == "class-weights" else (clients, 1)
         return {"weight": torch.full(shape, 1 / clients), "bias": torch.zeros(classes)}
@@ -111,7 +115,7 @@ class Aggregation(Protocol):
     """Settings of the aggregator, as `FensConfig` describes them."""
 
     @property
-    def aggregator(self) -> Aggregator:
+    def aggregator(self) -> AggregatorKind:
         """The aggregator f."""
 
     @property
@@ -154,12 +158,13 @@ class FensClient(Party[FensConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "members", "aggregator", "answers")
     CALLS = ("train_alone", "send", "take", "learn_aggregator", "take_aggregator")
+    MEANS = ("learn_aggregator",)
     members: dict[str, Any]
     aggregator: dict[str, Tensor]
     answers: Tensor
 
     def setup(self) -> None:
-        """No other models yet. `answers` are those of all models (n, M, K) to the held-out rows."""
+        """No other models yet. `answers` (n, M, K) are all models' answers to the held-out rows."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.members, self.aggregator = {}, {}
         self.answers = torch.empty(0, device=self.context.device)
@@ -224,19 +229,15 @@ class FensServer(Party[FensConfig]):
 
     def setup(self) -> None:
         """The first aggregator."""
-        robust.check(self)
         init_aggregator(self)
 
     def like(self) -> dict[str, Any]:
         """Template of a client's model."""
         return {**model_of(Network(self.context.build(), Adam()))}
 
-    def step(self, replies: Mapping[int, Any]) -> None:
+    def step(self, change: Mapping[str, Tensor]) -> None:
         """FedAdam: a step of Adam along the clients' mean change of f, over their rate."""
-        counts = [int(r["rows"]) for r in replies.values()]
-        still = {k: torch.zeros_like(w) for k, w in self.params.items()}
-        mean = robust.combined([r["change"] for r in replies.values()], counts, self.cfg, still)
-        gradient = {k: change / self.cfg.aggregator_lr for k, change in mean.items()}
+        gradient = {k: c / self.cfg.aggregator_lr for k, c in change.items()}
         self.minimize(lambda: torch.stack([(self.live[k] * g).sum() for k, g in gradient.items()]).sum())
 
 
@@ -254,10 +255,11 @@ def round(fed: Federation, server: FensServer, clients: Sequence[int], cfg: Fens
     template: Template = {"change": server.params, "rows": Shape("int64")}
     for i in range(learning_steps(cfg)):  # line 3
         shared = {"t": t, "i": i, "weights": server.params}
-        least = robust.least_replies(cfg)
-        replies = fed.call(clients, "learn_aggregator", shared=shared, expect=template, min_replies=least)
-        if replies:
-            server.step(replies)
+        still = {"change": {k: torch.zeros_like(w) for k, w in server.params.items()}}
+        how: dict[str, Any] = {"expect": template, "weight": "rows", "around": still}
+        mean = fed.mean(clients, "learn_aggregator", shared=shared, **how)
+        if mean is not None:
+            server.step(mean.value["change"])
     fed.call(clients, "take_aggregator", shared={"weights": server.params}, expect=None)
     yield "aggregator"
 

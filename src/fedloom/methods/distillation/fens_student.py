@@ -23,7 +23,13 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Adam, Federation, Method, Party, floats, kl, sample_plan
 from fedloom.methods.distillation import steps
-from fedloom.methods.distillation.fens import Aggregator, aggregate, aggregator_loss, init_aggregator, learning_steps
+from fedloom.methods.distillation.fens import (
+    AggregatorKind,
+    aggregate,
+    aggregator_loss,
+    init_aggregator,
+    learning_steps,
+)
 from fedloom.methods.steps import cross_entropy
 
 FLOOR = 1e-3
@@ -37,7 +43,7 @@ class FensStudentConfig(steps.TrainingConfig):
     """Local steps in a round."""
     local_rounds: int = Field(20, ge=1)
     """Rounds in which clients train alone, before the exchange."""
-    aggregator: Aggregator = "network"
+    aggregator: AggregatorKind = "network"
     """The aggregator f."""
     hidden: int = Field(4, ge=1)
     """Hidden units of the network f for each client (d)."""
@@ -150,7 +156,7 @@ def stacked(replies: Mapping[int, Any], name: str, parties: int) -> Tensor:
 
 
 def log_probs(logits: Tensor) -> Tensor:
-    """Log-probabilities (n, K), none below that of `FLOOR`."""
+    """Log-probabilities (n, K), none below the logarithm of `FLOOR`."""
     return F.softmax(logits, -1).clamp_min(FLOOR).log()
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedloom.core.page import (
     BATCH_CACHE,
+    Aggregator,
     BlackBoxModel,
     ClientContext,
     CrossFit,
@@ -75,22 +76,22 @@ class LogitsConfig(MethodConfig):
     With top-k the server's messages are float16."""
     top_k: int | None = Field(None, ge=1)
     """With coding = "top-k": number of logits sent per row; the others are summarized by one number."""
-    secure: bool = False
-    """Whether the server learns only the clients' mean answer: a secure sum, of at least 3 participants."""
 
     @model_validator(mode="after")
     def _check_top_k(self) -> "LogitsConfig":
         if (self.coding == "top-k") != (self.top_k is not None):
             raise ValueError('coding = "top-k" needs top_k, and top_k needs coding = "top-k": set both or neither')
-        if self.secure and self.coding != "float32":
-            raise ValueError(
-                f'secure sums hide single answers, so none can be decoded: set coding = "float32", not "{self.coding}"'
-            )
         return self
 
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
         """Once for each public batch."""
         return {"predict": self.tau, "distil": self.tau}
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: coded answers cannot be added."""
+        if aggregator.secure and self.coding != "float32":
+            return f'no single answer is there to be decoded: set params.coding = "float32", not "{self.coding}"'
+        return super().refuses(aggregator)
 
     @property
     def iterations_per_round(self) -> int:

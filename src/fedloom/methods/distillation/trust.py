@@ -11,7 +11,7 @@ so weights come from densities and average probabilities, not logits. The settin
     uniform      equal weights, as the papers of these methods have them
     confidence   softmax of -H(p_n(x)) / T over clients; nothing more is sent
     distance     softmax of -(d_n(x) / h) / T: d_n is the mean distance to the k nearest own rows
-    select       clients whose d_n(x) is within the 75 % quantile of that of their own rows; all clients, if none is
+    select       clients whose d_n(x) is within the 75 % quantile of their own rows' distances; all clients, if none is
     kernel       ∝ n_n max(⟨φ(x), μ_n⟩, 10^-3): μ_n is a mean embedding of the own rows, with noise (`protect.kernel`)
 
 Sources: `select` after J. Shao, F. Wu, J. Zhang, "Selective knowledge sharing for privacy-preserving federated
@@ -36,14 +36,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.context import PublicSet
-from fedloom.core.page import Federation, Guarantee, MethodError, Party, Shape, Template, Tree, floats
+from fedloom.core.page import Aggregator, Federation, Guarantee, MethodError, Party, Shape, Template, Tree, floats
 from fedloom.core.rng import stream
-from fedloom.methods import robust
 from fedloom.protect import kernel, labels
 from fedloom.protect.accountant import REPLACED, Releases, epsilon, noise_for
 from fedloom.protect.noise import charge, draws
@@ -72,8 +71,8 @@ PRESETS = {"trusted": {"trust": "kernel", "trust_epsilon": 2.0}}
 """The preset of methods with trust: private mean embeddings."""
 
 
-class TrustSettings(robust.RobustSettings):
-    """The settings of trust and of robust rules, for configs of methods that average clients' answers."""
+class TrustSettings(BaseModel):
+    """The settings of trust, for configs of methods that average clients' answers."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -96,18 +95,12 @@ class TrustSettings(robust.RobustSettings):
     trust_delta: float = Field(1e-5, gt=0, lt=1)
     """δ of a client's mean embedding."""
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "TrustSettings":
-        if self.trust != "uniform" and self.robust != "none":
-            raise ValueError(
-                f"params.trust = {self.trust!r} weighs a client by what it knows, and params.robust = {self.robust!r} "
-                "counts all alike: set one of the two; params.trust_cap bounds a client's weight"
-            )
-        if self.trust != "uniform" and getattr(self, "secure", False):
-            raise ValueError(
-                f"secure sums hide the single answers that params.trust = {self.trust!r} weighs: set one of the two"
-            )
-        return self
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: trust weighs single answers."""
+        if self.trust != "uniform":
+            return f'params.trust = "{self.trust}" weighs single answers by what their clients know: set one of the two'
+        inherited: str = super().refuses(aggregator)  # type: ignore[misc]
+        return inherited
 
     @property
     def trust_introduces(self) -> bool:
@@ -122,7 +115,7 @@ class TrustSettings(robust.RobustSettings):
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of the mean embeddings, one of each client."""
+        """The privacy guarantee of the mean embeddings, one of each client."""
         if self.trust != "kernel" or not self.trust_epsilon:
             return ()
         sigma = noise_for(self.trust_epsilon, self.trust_delta)
@@ -157,12 +150,7 @@ Server: TypeAlias = TrustingServer[TrustSettings]
 
 
 def init(server: Server) -> None:
-    """Set the server's state: no introductions yet.
-
-    Raises:
-        MethodError: too few clients for the robust rule.
-    """
-    robust.check(server)
+    """Set the server's state: no introductions yet."""
     if server.cfg.trust_introduces:
         server.introductions = {}
 
@@ -302,18 +290,12 @@ def shares(server: Server, clients: Sequence[int], rows: Callable[[], Tensor], l
 
 
 def average(
-    server: Server,
-    clients: Sequence[int],
-    rows: Callable[[], Tensor],
-    answers: Tensor,
-    logits: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    """The mean (B, K) of the clients' answers (n, B, K), and their weights (n, B), or None where trust is uniform.
+    server: Server, clients: Sequence[int], rows: Callable[[], Tensor], answers: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean (B, K) of the clients' answers (n, B, K), and their weights (n, B).
 
     The answers are the logits themselves or probabilities. For the other arguments see `shares`.
     """
-    if server.cfg.trust == "uniform":
-        return robust.mean_answer(answers, server.cfg, "logits" if answers is logits else "probabilities"), None
     weights = shares(server, clients, rows, logits)
     return weighted(answers, weights), weights
 
@@ -378,7 +360,7 @@ def weighted(answers: Tensor, weights: Tensor) -> Tensor:
 
 
 def without(own: Tensor, mean: Tensor, share: Tensor) -> Tensor:
-    """The weighted mean (B, K) of the others, from that of all, the own answer (B, K) and its weights `share` (B,).
+    """The weighted mean (B, K) of the others, from the mean of all, the own answer (B, K) and its weights `share` (B,).
 
     Where nobody else knows the row there is nothing to learn: there it is the own answer.
     """

@@ -36,8 +36,8 @@ Differs:
         server computes it from u_i. After a lost reply the two differ by a half, a quarter, … of the client's update,
         with each further reply. Without, clients that fail are left out of the sums, and λ falls in proportion.
         Clients that leave or join (churn) change w_i, and ρ if meta_lr is set.
-    CRD: see `crd.py`. It has the normalization of the authors' code, which the paper does not mention.
-    θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
+    CRD (`crd.py`) has the normalization of the authors' code, which the paper does not mention. θ^0 is the same at all
+        clients; the authors' code averages models that each client drew for itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,28 +49,16 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import (
-    SGD,
-    ConfigError,
-    Federation,
-    MessageError,
-    Method,
-    ModelError,
-    Party,
-    Shape,
-    Tree,
-    check_finite,
-    epoch_plan,
-    kl,
-    map_tensors,
-    sample_plan,
-)
-from fedloom.methods import robust, steps
+from fedloom.core.context import epoch_plan, sample_plan
+from fedloom.core.errors import ConfigError, MessageError, ModelError
+from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
+from fedloom.methods import steps
+from fedloom.methods.features import Features, linear
 from fedloom.methods.meta import crd
-from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
+from fedloom.methods.meta.steps import Hessian, MetaConfig, meta_gradient
 
 
-class AugFLConfig(robust.RobustSettings, MetaConfig):
+class AugFLConfig(MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
     hvp: Hessian = "exact"
@@ -111,8 +99,6 @@ class AugFLConfig(robust.RobustSettings, MetaConfig):
     """Learning rate of CRD's two linear maps."""
     crd_weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of CRD's two linear maps."""
-    secure: bool = False
-    """Whether the server learns the sum of the u_i only, by a secure sum, not each. Needs clients_per_round = none."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "AugFLConfig":
@@ -123,9 +109,18 @@ class AugFLConfig(robust.RobustSettings, MetaConfig):
         if self.weight and not (self.on_rows or self.taught):
             terms = "set one of params.crd, kl, ce, l2 above 0, or params.lam=0"
             raise ValueError(f"{self.weight} weights no term: {terms}")
-        if self.secure and self.clients_per_round is not None:
-            raise ValueError("secure sums hide the u_i of absent clients: set params.clients_per_round to none")
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: the server knows the u_i of absent clients, and the numbers of rows."""
+        if aggregator.secure and self.clients_per_round is not None:
+            return 'the server keeps the u_i of absent clients: set params.clients_per_round to "none"'
+        return "the numbers of rows are sent without noise" if aggregator.hidden and not aggregator.secure else ""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether clients take part."""
+        return self.federated
 
     @property
     def weight(self) -> str:
@@ -154,7 +149,7 @@ class AugFLClient(Party[AugFLConfig]):
     STATE = ("params", "buffers", "opt", "dual")
     ROLE = "client"
     CALLS = ("size", "update")
-    SUMMED = ("update",)
+    MEANS = ("update",)
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""
@@ -168,7 +163,7 @@ class AugFLClient(Party[AugFLConfig]):
     def update(self, *, t: int, weights: dict[str, Tensor], rho: float, rows: int) -> dict[str, Tree]:
         """Lines 5-8, with θ in `weights`, ρ in `rho`, and the number of rows of all clients."""
         w, y, delta = self.row_count.double() / rows, self.dual, 1 / (10 * (t + 1) + 100)
-        gradient = steps.meta_gradient(self, weights, self.cfg.hvp, delta)  # line 5, (10)
+        gradient = meta_gradient(self, weights, self.cfg.hvp, delta)  # line 5, (10)
         slope = {k: y[k] + w * g for k, g in gradient.items()}
         local = {k: theta.sub(slope[k], alpha=1 / rho) for k, theta in weights.items()}  # line 6, (11)
         self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)
@@ -188,7 +183,6 @@ class AugFLServer(Party[AugFLConfig]):
 
     def setup(self) -> None:
         """Line 2: θ^0. The pretrained model is read when it is first needed."""
-        robust.check(self)
         cfg, device = self.cfg, self.context.device
         network = self.context.build()
         self.network(Features(network) if cfg.on_rows else network, SGD(1.0))
@@ -228,14 +222,7 @@ class AugFLServer(Party[AugFLConfig]):
         self.rows = self.rows.index_put((which.to(self.rows.device),), self.rows.new_tensor(counts))
 
     def step(self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int]) -> None:
-        """Line 11, (13).
-
-        Args:
-            t: the round.
-            replies: u_i by client, of the participants, if there are any.
-            rho: ρ.
-            clients: all clients of the sums.
-        """
+        """Line 11, (13), from the participants' u_i, if there are any; `clients` are all of the sums."""
         theta, n = self.theta, len(clients)
         sent = [{k: u - rho * theta[k] for k, u in reply["u"].items()} for reply in replies.values()]
         if self.cfg.clients_per_round is not None:
@@ -243,7 +230,7 @@ class AugFLServer(Party[AugFLConfig]):
             self._recover(replies, theta, rho)
         elif self.cfg.federated:
             n = len(replies)
-        moved = robust.total(sent, theta, self.cfg)  # Σ (u_i - ρ θ)
+        moved = total(sent, theta, self.context.aggregator)  # Σ (u_i - ρ θ)
         lam = (self.cfg.lam or 0.0) if self.cfg.kd_lr is None else self.cfg.kd_lr * rho * len(clients)
         for k, g in self.transfer(t).items():
             moved[k] -= lam * n / len(clients) * g
@@ -319,8 +306,8 @@ class AugFLServer(Party[AugFLConfig]):
                 self.crd = map_tensors(lambda x: x.to(self.context.device), begun)  # type: ignore[assignment]
             maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
-            strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
-            value, z = crd.loss(self.crd, vectors, which, strangers, cfg.crd_temperature, cfg.crd_negatives)
+            negative_rows = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
+            value, z = crd.loss(self.crd, vectors, which, negative_rows, cfg.crd_temperature, cfg.crd_negatives)
             terms["crd"] = cfg.crd * value
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())
@@ -333,6 +320,17 @@ class AugFLServer(Party[AugFLConfig]):
             banks = crd.update_banks(self.crd["banks"], which, vectors, cfg.crd_momentum)
             self.crd = {"maps": moved, "banks": banks, "z": z}
         return slopes
+
+
+def total(trees: Sequence[Any], like: Mapping[str, Tensor], how: Aggregator) -> dict[str, Tensor]:
+    """The sum of trees like `like`; by a robust rule their number times their aggregate, around zero."""
+    found = {k: torch.zeros_like(x) for k, x in like.items()}
+    if how.even and trees:
+        return {k: len(trees) * x for k, x in how.combine(trees, around=found).items()}
+    for tree in trees:
+        for k, x in tree.items():
+            found[k] += x
+    return found
 
 
 def own(name: str) -> str:
@@ -350,11 +348,13 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     known = [i for i in clients if server.rows[i]]
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
-    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": robust.all_rows(server.rows[known], cfg)}
-    u, least = {"u": dict(fed.param_shapes)}, robust.least_replies(cfg)
-    replies = steps.each_or_mean(fed, chosen, shared, u, cfg.secure, least)  # lines 4-10
-    if replies:
-        server.step(t, replies, rho, known)  # line 11
+    rows = server.rows[known]  # of which a robust rule takes the median as each one's
+    count = len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum()
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(count)}
+    found = fed.mean(chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)})  # lines 4-10
+    if found is not None:  # line 11: a sum that also has the last u_i of absent clients
+        replies = dict.fromkeys(found.ids, found.value) if fed.aggregator.secure else found.replies
+        server.step(t, replies, rho, known)
     yield "round"
 
 

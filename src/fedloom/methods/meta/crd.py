@@ -1,19 +1,19 @@
-"""Contrastive representation distillation: two networks' features of one row against those of other classes.
+"""Contrastive representation distillation: two networks' features of one row against the features of other classes.
 
 Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020; section V of AugFL, whose
-negative pairs are rows of different classes, called strangers below. Both networks' features are mapped to unit vectors
-of one width. An anchor is compared with the other network's vectors of all n rows, which two banks store:
+negative pairs are rows of different classes. Both networks' features are mapped to unit vectors of one width. An anchor
+is compared with the other network's vectors of all n rows, which two banks store:
 
     e = exp(<anchor, bank row> / τ) / Z,    h = e / (e + N / n),    -E log h - N E log(1 - h)
 
-the first mean over an anchor's own row, the second over its strangers. With Z, n times the mean of the first batch's
-e, the loss begins near log N + 1 for each network; without it, at τ = 0.07, near N.
+the first mean over an anchor's own row, the second over its negative rows. With Z, n times the mean of the first
+batch's e, the loss begins near log N + 1 for each network; without it, at τ = 0.07, near N.
 
 The state has `maps` and `banks` by network, and `z`, log Z by network, empty until the first batch.
 
 Differs:
-    All strangers are scored at once by one product, where the paper draws N of them for each anchor: the sum over the
-        draws is replaced by its expectation.
+    All negative rows are scored at once by one product, where the paper draws N of them for each anchor: the sum over
+        the draws is replaced by its expectation.
     The maps learn by plain gradient descent. The authors' code has momentum, but resets it in every round.
 """
 
@@ -54,23 +54,23 @@ def loss(
     state: Mapping[str, Any],
     vectors: Mapping[str, Tensor],
     which: Tensor,
-    strangers: Tensor,
+    negative_rows: Tensor,
     temperature: float,
     negatives: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum () of both networks' losses, and log Z by network, which is that of the first batch.
+    """The sum () of both networks' losses, and log Z by network, which the first batch sets.
 
     Args:
         state: see above.
         vectors: (B, width) of both networks.
         which: (B,) the row of each anchor.
-        strangers: (B, n) bool, the rows of other classes.
+        negative_rows: (B, n) bool, the rows of other classes.
         temperature: τ.
         negatives: N.
     """
     logits = scores(state["banks"], vectors, temperature)
-    z = state["z"] or {net: normalizer(x.detach(), which, strangers) for net, x in logits.items()}
-    return torch.stack([contrast(x - z[net], which, strangers, negatives) for net, x in logits.items()]).sum(), z
+    z = state["z"] or {net: normalizer(x.detach(), which, negative_rows) for net, x in logits.items()}
+    return torch.stack([contrast(x - z[net], which, negative_rows, negatives) for net, x in logits.items()]).sum(), z
 
 
 def descend(maps: Maps, gradients: Maps, lr: float, decay: float) -> dict[str, dict[str, Tensor]]:
@@ -86,23 +86,23 @@ def update_banks(
     return {net: bank.index_copy(0, which, F.normalize(mixed[net], dim=-1)) for net, bank in banks.items()}
 
 
-def normalizer(scores: Tensor, which: Tensor, strangers: Tensor) -> Tensor:
-    """log Z (): n times the mean of exp(scores) (B, n) of the anchors' own rows `which` (B,) and of their strangers."""
-    taken = strangers.clone()
+def normalizer(scores: Tensor, which: Tensor, negative_rows: Tensor) -> Tensor:
+    """log Z (): n times the mean of exp(scores) (B, n) of the anchors' own rows `which` (B,) and of `negative_rows`."""
+    taken = negative_rows.clone()
     taken[torch.arange(len(which)), which] = True
     return (scores[taken].exp().mean() * scores.shape[1]).log()
 
 
-def contrast(scores: Tensor, which: Tensor, strangers: Tensor, negatives: int) -> Tensor:
+def contrast(scores: Tensor, which: Tensor, negative_rows: Tensor, negatives: int) -> Tensor:
     """The loss (), a mean over anchors. h is the logistic function of log e - log(N / n).
 
     Args:
         scores: (B, n) log e.
         which: (B,) the row of each anchor.
-        strangers: (B, n) bool, the rows of other classes.
+        negative_rows: (B, n) bool, the rows of other classes.
         negatives: N.
     """
     logits = scores - math.log(negatives / scores.shape[1])
     own = F.softplus(-logits.gather(1, which[:, None])[:, 0])
-    apart = (F.softplus(logits) * strangers).sum(1) / strangers.sum(1).clamp_min(1)
+    apart = (F.softplus(logits) * negative_rows).sum(1) / negative_rows.sum(1).clamp_min(1)
     return (own + negatives * apart).mean()

@@ -36,8 +36,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import robust, steps
-from fedloom.methods.steps import HEAD, Features, MetaConfig, linear
+from fedloom.methods import features, steps
+from fedloom.methods.features import HEAD, Features, linear
+from fedloom.methods.meta.steps import MetaConfig
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the kernels of MMD."""
@@ -45,7 +46,7 @@ GLOBAL = "global_head"
 """Name of the global head within `ConditionalNetwork`."""
 
 
-class FedCPConfig(robust.RobustSettings, MetaConfig):
+class FedCPConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -60,8 +61,6 @@ class FedCPConfig(robust.RobustSettings, MetaConfig):
     """λ: weight of MMD."""
     tau: float = Field(1.0, gt=0)
     """Temperature τ of the policy's softmax."""
-    secure: bool = False
-    """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -121,7 +120,7 @@ class FedCPClient(Party[FedCPConfig]):
     STATE = ("params", "buffers", "opt", "trained")
     ROLE = "client"
     CALLS = ("update",)
-    SUMMED = ("update",)
+    MEANS = ("update",)
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""
@@ -141,7 +140,7 @@ class FedCPClient(Party[FedCPConfig]):
         steps.reset_optimizer(self)
         v, passes = context(self.params), range(t * cfg.epochs, (t + 1) * cfg.epochs)
         batches = [batch for n in passes for batch in self.epochs(n, size=cfg.batch_size)]
-        before = [steps.infer(self, x) for x, _ in batches]
+        before = [features.infer(self, x) for x, _ in batches]
         for (x, y), h in zip(batches, before, strict=True):
             noise = torch.from_numpy(rng.gumbel(size=(len(h), 2, h.shape[1]))).to(h)
             self.minimize(self._loss, x, y, torch.full_like(y, 1 / len(y), dtype=h.dtype), h, v, noise)
@@ -176,12 +175,12 @@ class FedCPClient(Party[FedCPConfig]):
         if broadcast:
             self._receive(broadcast)
         x, y, weight = self.context.support
-        before, v = steps.infer(self, x), context(self.params)
+        before, v = features.infer(self, x), context(self.params)
         steps.gradient_descent(self, steps.steps_of(self.cfg, eval_mode), self._loss, x, y, weight, before, v)
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K)."""
-        return logits(self.params, steps.infer(self, x), context(self.params), self.cfg.tau)
+        return logits(self.params, features.infer(self, x), context(self.params), self.cfg.tau)
 
 
 @final
@@ -190,11 +189,10 @@ class FedCPServer(Party[FedCPConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, robust.combine_weights
+    broadcast = steps.broadcast
 
     def setup(self) -> None:
         """The first extractor, global head and policy."""
-        robust.check(self)
         with self.seeded("policy"):
             params = steps.trainable_weights(ConditionalNetwork(self.context.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
@@ -203,16 +201,11 @@ class FedCPServer(Party[FedCPConfig]):
 def round(fed: Federation, server: FedCPServer, clients: Sequence[int], cfg: FedCPConfig, t: int) -> Iterator[str]:
     """One round of the chosen clients."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    template: Template = {"weights": dict(server.weights), "rows": Shape("int64")}
-    least = robust.least_replies(cfg)
-    shared = {"t": t, "weights": server.weights}
-    if cfg.secure:
-        steps.secure_average(fed, server, chosen, shared, template)
-        yield "round"
-        return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)
-    if replies:
-        server.average(replies)
+    sent = {"weights": server.weights}
+    template: Template = {**sent, "rows": Shape("int64")}
+    mean = fed.mean(chosen, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)
+    if mean is not None:
+        server.weights = mean.value["weights"]
     yield "round"
 
 

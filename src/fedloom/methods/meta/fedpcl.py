@@ -27,7 +27,7 @@ Differs:
     The loss is the paper's. The code uses the prototypes as anchors and the rows of a batch as candidates, sums over
         clients and leaves L_g out; the cross-entropy that it also computes is not used there either.
     The projector and its 256 units are the code's, for other encoders. Weight decay is decoupled from Adam.
-    Prototypes predict as in the code, but there by L2, and with those of all rows that a client trained on.
+    Prototypes predict as in the code, but there by L2, and with the prototypes of all rows that a client trained on.
     A client that sends nothing in a round counts with the prototypes that it sent last.
 """
 
@@ -53,8 +53,9 @@ from fedloom.core.page import (
     epoch_plan,
     floats,
 )
-from fedloom.methods import steps
-from fedloom.methods.steps import MetaConfig, class_means, linear, mask_unknown
+from fedloom.methods import features, steps
+from fedloom.methods.features import class_means, linear, mask_unknown
+from fedloom.methods.meta.steps import MetaConfig
 
 
 class FedPCLConfig(MetaConfig):
@@ -144,7 +145,7 @@ class FedPCLClient(Party[FedPCLConfig]):
     CALLS = ("equip", "update")
 
     def setup(self) -> None:
-        """A projector of its own. `features` (n, d') are those of the own rows, once the encoder is received."""
+        """A projector of its own. `features` (n, d') of the own rows are computed once the encoder is received."""
         cfg, context = self.cfg, self.context
         if context.encoder is None:
             raise MethodError("fedpcl needs a pretrained model at every client: name one in [pretrained]")
@@ -157,28 +158,28 @@ class FedPCLClient(Party[FedPCLConfig]):
     def equip(self, *, encoder: dict[str, Tensor]) -> None:
         """Load the encoder, and compute its features of all own rows."""
         self._load_encoder(encoder)
-        self.features = steps.infer(self, self.data.x(torch.arange(len(self.data), device=self.context.device)))
+        self.features = features.infer(self, self.data.x(torch.arange(len(self.data), device=self.context.device)))
 
     def _load_encoder(self, encoder: Mapping[str, Tensor]) -> None:
         """Load the encoder's weights and statistics."""
         self.buffers = {**self.buffers, **{f"encoder.{k}": v for k, v in encoder.items()}}
 
-    def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """Learn from the prototypes `heard`, if there are any, and compute own ones."""
+    def update(self, *, t: int, received: dict[str, Tensor]) -> dict[str, Tree]:
+        """Learn from the prototypes `received`, if there are any, and compute own ones."""
         cfg = self.cfg
         steps.reset_optimizer(self)
         y = self.data.y(torch.arange(len(self.data), device=self.context.device))
-        for n in range(t * cfg.epochs, (t + 1) * cfg.epochs) if heard else ():
+        for n in range(t * cfg.epochs, (t + 1) * cfg.epochs) if received else ():
             for which in epoch_plan(self.stream("batches", n), len(y), 1, cfg.batch_size).to(y.device):
                 share = torch.full(which.shape, 1 / len(which), device=y.device)
-                self.minimize(self._loss, self.features[which], y[which], share, heard)
+                self.minimize(self._loss, self.features[which], y[which], share, received)
         means, counts = class_means(project(self.params, self.features), y, self.context.classes)
         return {"prototypes": means, "known": counts > 0}
 
-    def _loss(self, e: Tensor, y: Tensor, weight: Tensor, heard: Mapping[str, Tensor]) -> Tensor:
+    def _loss(self, e: Tensor, y: Tensor, weight: Tensor, received: Mapping[str, Tensor]) -> Tensor:
         """L_g + L_p () on features e (n, d') of classes y (n,), whose rows count by `weight` (n,)."""
-        z, known = project(self.live, e), heard["known"]
-        sets = (heard["mean"][None], heard["each"])
+        z, known = project(self.live, e), received["known"]
+        sets = (received["mean"][None], received["each"])
         return (torch.stack([contrast(z, y, c, known, self.cfg.tau) for c in sets]).sum(0) * weight).sum()
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Any]) -> None:
@@ -186,15 +187,15 @@ class FedPCLClient(Party[FedPCLConfig]):
         if broadcast:
             self._load_encoder(broadcast["encoder"])
         x, y, weight = self.context.support
-        e, heard = steps.infer(self, x), broadcast.get("heard")
-        count = steps.steps_of(self.cfg, eval_mode) if heard else 0
-        steps.gradient_descent(self, count, self._loss, e, y, weight, heard)
+        e, received = features.infer(self, x), broadcast.get("received")
+        count = steps.steps_of(self.cfg, eval_mode) if received else 0
+        steps.gradient_descent(self, count, self._loss, e, y, weight, received)
         means, counts = class_means(project(self.params, e), y, self.context.classes, weight)
         self.buffers = {**self.buffers, "prototypes": means, "known": counts > 0}
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K): cosines with the prototypes over τ. Classes without one rank behind all others."""
-        z = project(self.params, steps.infer(self, x))
+        z = project(self.params, features.infer(self, x))
         cosines = z @ F.normalize(self.buffers["prototypes"], dim=-1).T
         return mask_unknown(cosines / self.cfg.tau, self.buffers["known"])
 
@@ -228,7 +229,7 @@ class FedPCLServer(Party[FedPCLConfig]):
 
     def broadcast(self) -> dict[str, Tree]:
         """The encoder, and the prototypes."""
-        return {"encoder": self.encoder(), "heard": self.all_prototypes()}
+        return {"encoder": self.encoder(), "received": self.all_prototypes()}
 
     def all_prototypes(self) -> dict[str, Tensor]:
         """The mean prototypes (K, d), those of each client (m, K, d) with the mean where it has none, and of which
@@ -259,7 +260,7 @@ def round(fed: Federation, server: FedPCLServer, clients: Sequence[int], cfg: Fe
     ready = [i for i in chosen if server.equipped[i]]
     classes = server.context.classes
     template: Template = {"prototypes": floats(classes, cfg.projection_dim), "known": Shape("bool", classes)}
-    shared = {"t": t, "heard": server.all_prototypes()}
+    shared = {"t": t, "received": server.all_prototypes()}
     server.store(fed.call(ready, "update", shared=shared, expect=template, min_replies=1))
     yield "round"
 

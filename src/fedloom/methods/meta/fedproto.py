@@ -27,7 +27,6 @@ Differs:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -35,12 +34,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Federation, Method, ModelError, Party, Shape, Tree, floats
-from fedloom.methods import robust, steps
-from fedloom.methods.steps import Features, MetaConfig, class_means, linear, mask_unknown
+from fedloom.core.page import SGD, Aggregator, Federation, Method, ModelError, Party, Shape, Tree, floats
+from fedloom.methods import features, steps
+from fedloom.methods.features import Features, class_means, linear, mask_unknown
+from fedloom.methods.meta.steps import MetaConfig
 
 
-class FedProtoConfig(robust.RobustSettings, MetaConfig):
+class FedProtoConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -55,9 +55,10 @@ class FedProtoConfig(robust.RobustSettings, MetaConfig):
     """λ: weight of the distance to the global prototypes."""
     predict: Literal["prototype", "classifier"] = "prototype"
     """Prediction by the nearest global prototype, or by the network's last layer."""
-    secure: bool = False
-    """Whether the server learns only the global prototypes and the shares of the classes in all rows: a secure sum, of
-    at least 3 participants."""
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: the mean of a class shows whether a client has it."""
+        return "who has a class is not hidden" if aggregator.hidden and not aggregator.secure else ""
 
     @property
     def iterations_per_round(self) -> int:
@@ -81,25 +82,21 @@ class FedProtoClient(Party[FedProtoConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
     CALLS = ("update",)
-    SUMMED = ("update",)
+    MEANS = ("update",)
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""
         network = PrototypedNetwork(self.context.build(), self.context.classes)
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
-    def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `heard`, if there are any, and compute own ones; for a secure
-        sum each times the share of its class in the own rows."""
+    def update(self, *, t: int, received: dict[str, Tensor]) -> dict[str, Tree]:
+        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute own ones."""
         cfg = self.cfg
-        self._receive(heard)
+        self._receive(received)
         steps.reset_optimizer(self)
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
             self.train(self._batch_loss, self.epochs(n, size=cfg.batch_size))
         prototypes, counts = self._own_prototypes()
-        if cfg.secure:
-            shares = counts / counts.sum().clamp(min=1)
-            return {"prototypes": prototypes * shares[:, None], "shares": shares, "rows": counts.sum()}
         return {"prototypes": prototypes, "counts": counts}
 
     def _receive(self, prototypes: Mapping[str, Any]) -> None:
@@ -128,7 +125,7 @@ class FedProtoClient(Party[FedProtoConfig]):
     def _own_prototypes(self) -> tuple[Tensor, Tensor]:
         """(3): means (K, d) of the features of all own rows by class, and how many rows (K,)."""
         x, y, weight = (torch.cat(parts) for parts in zip(self.context.support, self.context.query, strict=True))
-        return class_means(steps.infer(self, x), y, self.context.classes, weight)
+        return class_means(features.infer(self, x), y, self.context.classes, weight)
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: store the global prototypes, and adapt the network on the same loss."""
@@ -140,7 +137,7 @@ class FedProtoClient(Party[FedProtoConfig]):
 
         A class without a prototype ranks behind all others.
         """
-        f = steps.infer(self, x)
+        f = features.infer(self, x)
         if self.cfg.predict == "classifier":
             return linear(f, self.params)
         prototypes, known = self._global
@@ -156,37 +153,15 @@ class FedProtoServer(Party[FedProtoConfig]):
 
     def setup(self) -> None:
         """No prototypes yet."""
-        robust.check(self)
         self.prototypes: dict[str, Tensor] = {}
 
     def broadcast(self) -> dict[str, Tree]:
         """The global prototypes."""
         return dict(self.prototypes)
 
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """(6): for each class the mean over clients, weighted by rows; or by the robust rule, if enough have the class.
-
-        Raises:
-            ModelError: feature dimensions differ.
-        """
-        widths = sorted({int(r["prototypes"].shape[1]) for r in replies.values()})
-        if len(widths) > 1:
-            raise ModelError(unequal(*widths[:2]))
-        counts = torch.stack([r["counts"] for r in replies.values()])[..., None]  # (n, K, 1)
-        total, sent = counts.sum(0), torch.stack([r["prototypes"] for r in replies.values()])
-        mean = (sent * counts).sum(0) / total.clamp(min=1)
-        if self.cfg.robust != "none":
-            mean_of = partial(robust.mean_answer, cfg=self.cfg, of="values")
-            mean, enough = robust.by_class(sent, counts[..., 0] > 0, mean_of, robust.least_replies(self.cfg))
-            total = total * enough[:, None]
-        self._keep(mean, total[:, 0] > 0)
-
-    def divide(self, prototypes: Tensor, shares: Tensor) -> None:
-        """(6) from a secure sum: the mean over all rows of prototypes (K, d) times shares, and of shares (K,)."""
-        self._keep(prototypes / torch.where(shares > 0, shares, 1.0)[:, None], shares > 0)
-
-    def _keep(self, mean: Tensor, found: Tensor) -> None:
-        """Replace the prototypes of the classes in the mask `found` (K,) by those in `mean` (K, d)."""
+    def keep(self, mean: Tensor, rows: Tensor) -> None:
+        """(6): replace the prototypes of the classes with `rows` (K,) by their means (K, d) over clients."""
+        found = rows > 0
         before = self.prototypes or {"prototypes": torch.zeros_like(mean), "known": torch.zeros_like(found)}
         self.prototypes = {
             "prototypes": torch.where(found[:, None], mean, before["prototypes"]),
@@ -208,18 +183,12 @@ def round(
     """Algorithm 1 for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.context.classes
-    template = {"prototypes": floats(classes, None), "counts": Shape("int64", classes)}
-    shared = {"t": t, "heard": server.prototypes}
-    if cfg.secure:
-        width = Features(server.context.build()).width
-        like = {"prototypes": floats(classes, width), "shares": floats(classes), "rows": Shape("int64")}
-        if (sums := fed.sum(chosen, "update", shared=shared, expect=like, weight="rows")) is not None:
-            server.divide(**sums.mean)
-        yield "round"
-        return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=robust.least_replies(cfg))
-    if replies:
-        server.average(replies)
+    width = Features(server.context.build()).width
+    template = {"prototypes": floats(classes, width), "counts": Shape("int64", classes)}
+    shared = {"t": t, "received": server.prototypes}
+    found = fed.mean(chosen, "update", shared=shared, expect=template, weight="counts")
+    if found is not None:
+        server.keep(found.value["prototypes"], found.weight)
     yield "round"
 
 
@@ -234,5 +203,6 @@ METHODS = (
         client=FedProtoClient,
         server=FedProtoServer,
         needs=("same feature dim",),
+        trial_rank=4,
     ),
 )

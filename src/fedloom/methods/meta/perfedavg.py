@@ -24,11 +24,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
-from fedloom.methods import robust, steps
-from fedloom.methods.steps import Hessian, MetaConfig
+from fedloom.methods import steps
+from fedloom.methods.meta.steps import Hessian, MetaConfig, meta_gradient
 
 
-class PerFedAvgConfig(robust.RobustSettings, MetaConfig):
+class PerFedAvgConfig(MetaConfig):
     """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
 
     local_steps: int = Field(1, ge=1)
@@ -39,8 +39,6 @@ class PerFedAvgConfig(robust.RobustSettings, MetaConfig):
     """Hessian-vector product: exact, by differences (fd, fd_normalized), or omitted (first_order)."""
     delta: float = Field(1e-3, gt=0)
     """Step of the difference of gradients (δ)."""
-    secure: bool = False
-    """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -55,7 +53,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
     CALLS = ("update",)
-    SUMMED = ("update",)
+    MEANS = ("update",)
 
     def setup(self) -> None:
         """A network for local steps."""
@@ -65,7 +63,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
         """Lines 5-8: τ steps from the server's weights."""
         cfg, theta = self.cfg, weights
         for _ in range(cfg.local_steps):
-            gradient = steps.meta_gradient(self, theta, cfg.hvp, cfg.delta)  # lines 6, 7
+            gradient = meta_gradient(self, theta, cfg.hvp, cfg.delta)  # lines 6, 7
             theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
         return {"weights": theta, "rows": self.row_count}
 
@@ -80,11 +78,10 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
-    broadcast, average = steps.broadcast, robust.combine_weights
+    broadcast = steps.broadcast
 
     def setup(self) -> None:
         """The initial weights."""
-        robust.check(self)
         self.weights = steps.trainable_weights(self.context.build())
 
 
@@ -94,15 +91,10 @@ def round(
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
-    least = robust.least_replies(cfg)
-    shared = {"weights": server.weights}
-    if cfg.secure:
-        steps.secure_average(fed, server, chosen, shared, template)
-        yield "round"
-        return
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)  # lines 3-9
-    if replies:
-        server.average(replies)  # line 10
+    sent = {"weights": server.weights}
+    mean = fed.mean(chosen, "update", shared=sent, expect=template, weight="rows", around=sent)  # lines 3-9
+    if mean is not None:
+        server.weights = mean.value["weights"]  # line 10
     yield "round"
 
 

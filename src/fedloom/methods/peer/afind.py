@@ -53,13 +53,13 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Template, Tree, floats, weighted_mean
-from fedloom.methods import robust, steps
-from fedloom.methods.peer import selection
+from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing, selection
 from fedloom.protect.privacy import clipped_tree, noisy
 
 
-class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
+class AfindConfig(selection.SelectionConfig):
     """Local training and neighbour selection as in `SelectionConfig`."""
 
     mode: Literal["faithful", "cheap"] = "faithful"
@@ -69,19 +69,23 @@ class AfindConfig(robust.RobustSettings, selection.SelectionConfig):
     def _possible(self) -> "AfindConfig":
         if self.dp.target == "update" and self.mode != "faithful":
             raise ValueError('params.dp.target = "update" needs params.mode = "faithful"')
-        selection.refuse_even_rule(self)
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: models are weighed by loss."""
+        return selection.refuses(self, aggregator)
 
 
 @final
 class AfindPeer(selection.SelectingPeer[AfindConfig]):
-    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `heard` also has `shares`
+    """A peer. Its state is described in `fedloom.methods.peer.selection`; in faithful mode `replies` also has `shares`
     (m,), the neighbours' shares of ϖ among themselves, their mean body by these (`bodies`), and its `mass`."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard")
-    CALLS = ("choose", "strangers", "compare", "reckon", "gather", "update", "train_once", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies")
+    CALLS = ("choose", "candidates", "compare", "estimate", "gather", "update", "train_once", "mix")
     TO_PEERS = ("request", "probe", "anchor", "serve", "give")
+    MEANS = ("serve", "give")
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""
@@ -114,33 +118,32 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ until `update`."""
-        self.reckon(t=t, inbox=inbox)
-        if len(inbox) < robust.least_replies(self.cfg):
+        self.estimate(t=t, inbox=inbox)
+        if len(inbox) < self.context.aggregator.least:
             return
         losses = torch.stack([r["loss"] for r in inbox.values()])
         shares = selection.weigh(losses, self.cfg)
-        dense = losses.new_zeros(len(self.friends["p"]))
+        dense = losses.new_zeros(len(self.neighbours["p"]))
         dense[[int(j) for j in inbox]] = shares
         sent = [r["weights"] for r in inbox.values()]
-        even = self.cfg.robust == "none"
-        bodies = weighted_mean(sent, shares.tolist()) if even else robust.around(self, sent, shares.tolist())
-        self.heard = {**self.heard, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
+        bodies = mixing.mean_of(self, sent, shares.tolist())
+        self.replies = {**self.replies, "shares": dense, "bodies": bodies, "mass": log_mass(losses, self.cfg)}
 
     def update(self, *, t: int) -> None:
         """Line 12, the own training, and line 13 with it."""
-        cfg, heard = self.cfg, self.heard if self.heard["t"] == t else {}
-        before = heard["before"] if heard else selection.proxy(self, t)[1]
+        cfg, replies = self.cfg, self.replies if self.replies["t"] == t else {}
+        before = replies["before"] if replies else selection.proxy(self, t)[1]
         steps.local_sgd(self, t=t)
-        self.note("trainings", 1 + heard["who"].sum() if heard else 1.0)
-        row = self.friends["me"].float()
-        if "bodies" in heard:
+        self.note("trainings", 1 + replies["who"].sum() if replies else 1.0)
+        row = self.neighbours["me"].float()
+        if "bodies" in replies:
             loss = selection.smoothed(selection.probe_loss(self, t), before, cfg.gamma)
-            share = torch.sigmoid(log_mass(loss[None], cfg) - heard["mass"])  # ϖ_ii
+            share = torch.sigmoid(log_mass(loss[None], cfg) - replies["mass"])  # ϖ_ii
             own = steps.shared_weights(self)
-            steps.set_weights(self, {k: torch.lerp(heard["bodies"][k], w, share) for k, w in own.items()})
-            row = share * row + (1 - share) * heard["shares"]
+            steps.set_weights(self, {k: torch.lerp(replies["bodies"][k], w, share) for k, w in own.items()})
+            row = share * row + (1 - share) * replies["shares"]
         self.note("mixing", row)
-        self.heard = {"t": -1}
+        self.replies = {"t": -1}
 
     # -- cheap: every peer trains once, from its own body ---------------------------------------------
 
@@ -155,8 +158,8 @@ class AfindPeer(selection.SelectingPeer[AfindConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
-        robust.mix(self, steps.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
-        self.heard = {"t": -1}
+        mixing.average(self, mixing.models_of(self, inbox), selection.mixing_shares(self, t, inbox))
+        self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""
@@ -171,7 +174,7 @@ def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 2-15, for one t and all peers."""
-    robust.check_peers(fed, cfg, None)
+    mixing.check_models(fed, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     links = selection.coresets(fed, peers, cfg, t)  # lines 3-5
     if cfg.mode == "faithful":
@@ -200,10 +203,11 @@ AFIND_PLUS = Method(
         "anchored": {"threshold": "anchored", "mode": "cheap"},
     },
     needs=("one network",),
+    quadratic=True,
 )
 
 METHODS = (
-    AFIND_PLUS,
+    replace(AFIND_PLUS, trial_rank=2),
     replace(AFIND_PLUS, name="afind", title="AFIND+ with equal weights", fixed={"aggregation": "uniform"}),
     replace(
         AFIND_PLUS,

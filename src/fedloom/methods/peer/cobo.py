@@ -23,7 +23,7 @@ Differs:
     A round is `epochs` towards the x_k of its start, not one step. One step a round is the paper.
     The number of pairs is rounded and fixed for a round, not drawn for each pair.
     Momentum starts at 0 in each round and includes the pull, as in Ditto. The code has m <- 0.9 m + 0.1 g.
-    With a personal head x is the body; gradients are those of the body, with each peer's own head.
+    With a personal head x is the body; gradients are the body's, with each peer's own head.
     A pair of which only one peer gets the other's reply has different w from then on.
 """
 
@@ -34,18 +34,19 @@ from math import sqrt
 from typing import Any, Literal, final
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, MethodError, Party, Template, Tree, weighted_mean
-from fedloom.methods import robust, steps
+from fedloom.core.page import Aggregator, Federation, Method, MethodError, Party, Template, Tree
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing
 
 AT_ONCE = 128
 """Maximum number of replies held in memory at once in an exchange."""
 
 
-class CoboConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class CoboConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     rho: float = Field(0.05, ge=0)
@@ -57,14 +58,9 @@ class CoboConfig(robust.RobustSettings, steps.LocalSGDConfig):
     pairs: Literal["mixed", "constant", "all"] = "mixed"
     """Share of pairs that is tested in a round: 2/n in the first round and then 1/√t (mixed), 2/n, or all."""
 
-    @model_validator(mode="after")
-    def _possible(self) -> "CoboConfig":
-        if self.robust not in robust.WEIGHTED:
-            raise ValueError(
-                f"params.robust = {self.robust!r} counts all models alike, but CoBo weighs them by w: choose "
-                '"clip" or "centered"'
-            )
-        return self
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: models are weighed by w."""
+        return "" if aggregator.weighs else 'CoBo weighs models by w: choose rule = "clip" or "centered"'
 
 
 @final
@@ -76,6 +72,7 @@ class CoboPeer(Party[CoboConfig]):
     STATE = ("params", "buffers", "opt", "helpers", "target")
     CALLS = ("judge", "choose", "pull", "update")
     TO_PEERS = ("request", "test", "give")
+    MEANS = ("give",)
 
     def setup(self) -> None:
         """The initial network; w = 1 for all neighbours."""
@@ -128,12 +125,10 @@ class CoboPeer(Party[CoboConfig]):
     def pull(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep Σ_k w_ik and the mean of the x_k by w_ik: Σ_k w_ik (x_i - x_k) is their distance times the sum."""
         row = torch.zeros_like(self.helpers["w"])
-        if len(inbox) >= robust.least_replies(self.cfg):
+        if len(inbox) >= self.context.aggregator.least:
             w = self.helpers["w"][[int(j) for j in inbox]]
             models = [reply["weights"] for reply in inbox.values()]
-            even = self.cfg.robust == "none"
-            mean = weighted_mean(models, w.tolist()) if even else robust.around(self, models, w.tolist())
-            self.target = {"mass": w.sum().float(), "weights": mean}
+            self.target = {"mass": w.sum().float(), "weights": mixing.mean_of(self, models, w.tolist())}
             row[[int(j) for j in inbox]] = self.cfg.lr * self.cfg.rho * w
         row[self.context.id] = 1 - row.sum()
         self.note("mixing", row)
@@ -207,7 +202,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: CoboConfig, 
             f"params.lr × params.rho × {len(peers) - 1} neighbours is {cfg.lr * cfg.rho * (len(peers) - 1):g}, so a "
             "step may overshoot the other models; lower params.rho until the product is below 1"
         )
-    robust.check_peers(fed, cfg, None)
+    mixing.check_models(fed, None)
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     answer: Template = {**body, "gradient": body["weights"]}
     steps_of = {"ask": "request", "answer": "test", "take": "judge"}

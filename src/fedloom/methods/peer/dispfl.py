@@ -14,16 +14,16 @@ by layer (ERK), and all start with one network, masked. A round:
     w_i <- m'_i ⊙ Σ_j a_j m_j ⊙ w_j / Σ_j a_j m_j,  j = i included
     m_i <- m'_i,   α_t = (anneal / 2) (1 + cos(π t / anneal_rounds))
 
-a_j are equal, or those of AFIND+. Entries in no mask are 0. This is the paper's round, started one step later: it
+a_j are equal, or AFIND+'s. Entries in no mask are 0. This is the paper's round, started one step later: it
 averages, trains and updates the mask, and its first average is of equal weights.
 
 Reading: ERK gives biases and the weights of norms a density of about 1, so here they are dense. Initial masks differ,
 which is an option of the authors' code. A pruned entry may be regrown in the same step, as there.
 
 Differs:
-    Local training is that of all methods here, without the authors' learning rate decay, weight decay and clipping, so
+    Local training is as in all methods here, without the authors' learning rate decay, weight decay and clipping, so
         that methods can be compared.
-    With a personal head the head is dense and private; `density` is that of the shared matrices and kernels.
+    With a personal head the head is dense and private; `density` counts the shared matrices and kernels.
     The gradient is computed in training mode, on a scratch copy of BatchNorm's statistics.
     With AFIND+ the probes send w_i with its zeros; only trained weights are sent packed.
 """
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Shape, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import selection
+from fedloom.methods.peer import mixing, selection
 from fedloom.protect import labels
 
 
@@ -66,8 +66,8 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
     """A peer, its sparse model, and its mask."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "mask")
-    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "mask")
+    CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
 
     def setup(self) -> None:
@@ -105,7 +105,7 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
         return {**packed(steps.shared_weights(self), self.mask), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Update the mask, and average under it the own model and those of the neighbours that replied."""
+        """Update the mask, and average under it the own model and the models of the neighbours that replied."""
         models, masks = {self.context.id: steps.shared_weights(self)}, {self.context.id: self.mask}
         for j, reply in inbox.items():
             if (sent := unpacked(reply, self.mask)) is not None:
@@ -116,8 +116,8 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
         self.update_mask(t)
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
         steps.set_weights(self, {k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
-        steps.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
-        self.heard = {"t": -1}
+        mixing.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
+        self.replies = {"t": -1}
 
     def update_mask(self, t: int) -> None:
         """Prune the smallest weights of each layer, and regrow as many where the gradient is largest."""

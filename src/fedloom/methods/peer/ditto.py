@@ -7,7 +7,7 @@ Each peer i has a shared model w_i and a personal one v_i. A round:
 
     v_i <- SGD on F_i(v) + λ/2 |v - w_i|², from v_i, for `personal_epochs`
     w_i <- local training from w_i
-    w_i <- mean of the neighbours' w_j and its own: equal weights, or those of AFIND+
+    w_i <- mean of the neighbours' w_j and its own: equal weights, or AFIND+'s
 
 v_i is evaluated; it never leaves the peer, and w_i does not depend on it.
 
@@ -31,15 +31,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Template, Tree, floats
-from fedloom.methods import robust, steps
-from fedloom.methods.peer import selection
+from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing, selection
 
 PERSONAL = 2**31
 """First epoch number of personal training, so that it shares no shuffle with other training."""
 
 
-class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
+class DittoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
     neighbour_selection: Literal["random", "afind"] = "random"
@@ -53,9 +53,11 @@ class DittoConfig(robust.RobustSettings, selection.SelectionConfig):
 
     @model_validator(mode="after")
     def _possible(self) -> "DittoConfig":
-        if self.neighbour_selection == "afind":
-            selection.refuse_even_rule(self)
         return selection.refuse_update_noise(self)
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: AFIND+ weighs models."""
+        return selection.refuses(self, aggregator) if self.neighbour_selection == "afind" else ""
 
 
 @final
@@ -63,9 +65,10 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
-    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "personal")
+    CALLS = ("choose", "candidates", "compare", "estimate", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
+    MEANS = ("give",)
 
     def setup(self) -> None:
         """Both models start as the initial network."""
@@ -110,12 +113,12 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
         return {"weights": steps.shared_weights(self), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The mean of the own shared weights and those of the neighbours that replied."""
-        models = steps.models_of(self, inbox)
+        """The mean of the own shared weights and the weights of the neighbours that replied."""
+        models = mixing.models_of(self, inbox)
         afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, t, inbox) if afind else dict.fromkeys(models, 1.0)
-        robust.mix(self, models, shares)
-        self.heard = {"t": -1}
+        mixing.average(self, models, shares)
+        self.replies = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the personal model, and fine-tune it in the mode "tuned"."""
@@ -127,8 +130,8 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    robust.check_peers(fed, cfg, cfg.neighbours if cfg.neighbour_selection == "random" else None)
     random = cfg.neighbour_selection == "random"
+    mixing.check_models(fed, cfg.neighbours if random else None)
     links = fed.sample_peers(peers, cfg.neighbours, t) if random else selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
     loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}
@@ -149,7 +152,7 @@ DITTO = Method(
 )
 
 METHODS = (
-    DITTO,
+    replace(DITTO, trial_rank=3),
     replace(
         DITTO,
         name="ditto-afind",

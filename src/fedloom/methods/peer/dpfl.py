@@ -18,13 +18,13 @@ Peer k holds a share of its rows out of training; the reward of a set S of other
 No gradient and no loss is sent: the receiver tries models on its own rows, as in PENS and FedFomo.
 
 Reading, where paper and code are silent or differ:
-    The training before the rounds is that of the first round, in which peers average with their pool.
+    The training before the rounds is the training of the first round, in which peers average with their pool.
     BGGC goes on from the X of the last batch, kept as one mean model, so that at most B others are in memory; in a
         batch, Y has X and the batch.
     The code averages in rounds with a choice only; here every round averages with the last C_k.
     In the code a tie a = b > 0 has the last probability; here 1/2, as the formula gives.
     The budget counts helpers, without k itself. It limits C_k and what is averaged, not what is sent: a choice needs
-        the models of all of Ω_k, and the first round those of all neighbours.
+        the models of all of Ω_k, and the first round the models of all neighbours.
 
 Differs:
     With a personal head w is the body, tried with the peer's own head and BatchNorm statistics.
@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fedloom.core.page import ClientContext, Federation, Method, Party, Shape, Template, Tree, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import held_out
+from fedloom.methods.peer import held_out, mixing
 
 WORST = 1e6
 """The loss that stands for one that is not finite."""
@@ -138,7 +138,7 @@ class DpflPeer(Party[DpflConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox, by rows."""
         rows = {self.context.id: float(self.row_count), **{int(j): float(r["rows"]) for j, r in inbox.items()}}
-        steps.average(self, steps.models_of(self, inbox), rows)
+        mixing.average(self, mixing.models_of(self, inbox), rows)
         self.note("helpers", len(inbox))
 
     # -- the search ----------------------------------------------------------------------------------

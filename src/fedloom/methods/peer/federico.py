@@ -18,7 +18,7 @@ With k = 0 every peer trains alone.
 Reading, where the papers are silent:
     π starts uniform. A neighbour that has never replied keeps its π, and the others share the rest.
     The first training, before any r, has equal row weights.
-    Row weights are divided by their mean, so that steps are as long as those of other methods.
+    Row weights are divided by their mean, so that steps are as long as in other methods.
     ε applies to each of the k draws. They are without replacement.
     `loss_momentum` is the weight of old losses.
 
@@ -42,6 +42,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, Tree, epoch_plan
 from fedloom.methods import steps
+from fedloom.methods.peer import mixing
 
 WORST = 100.0
 """Upper clip on losses, which also replaces NaN: large enough that π is 0, and finite, so that a model can recover."""
@@ -119,12 +120,12 @@ class FedericoPeer(Party[FedericoConfig]):
         return mask
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """New losses, new π, and the mean by π of the own model and those of the neighbours that replied."""
-        models = steps.models_of(self, inbox)
+        """New losses, new π, and the mean by π of the own model and the models of the neighbours that replied."""
+        models = mixing.models_of(self, inbox)
         ids = list(models)
         self.update_mixture(ids, self.losses(list(models.values())))
         shares = torch.softmax(self.mixture["log_pi"][ids], 0)
-        steps.average(self, models, dict(zip(ids, shares.tolist(), strict=True)))
+        mixing.average(self, models, dict(zip(ids, shares.tolist(), strict=True)))
         self.note("effective neighbours", 1 / (shares**2).sum())
         self.note("own weight in pi", self.mixture["log_pi"][self.context.id].exp())
 

@@ -34,7 +34,8 @@ from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Tree, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import held_out, selection
+from fedloom.methods.meta.steps import norm_of
+from fedloom.methods.peer import held_out, mixing, selection
 
 
 class FedFomoConfig(selection.SelectionConfig):
@@ -57,22 +58,23 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     """A peer, its model, p (m,) in `helped`, and its shared weights at the start of the round in `began`."""
 
     ROLE = "peer"
-    STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
-    CALLS = ("choose", "strangers", "compare", "reckon", "pick", "update", "mix")
+    STATE = ("params", "buffers", "opt", "neighbours", "replies", "helped", "began")
+    CALLS = ("choose", "candidates", "compare", "estimate", "pick", "update", "mix")
     TO_PEERS = ("request", "probe", "anchor", "give")
 
     def setup(self) -> None:
         """The initial network; p = 0."""
         steps.init_network(self)
         selection.init(self)
-        self.helped: dict[str, Any] = {"p": torch.zeros_like(self.friends["p"])}
+        self.helped: dict[str, Any] = {"p": torch.zeros_like(self.neighbours["p"])}
         self.began: dict[str, Tensor] = {}
 
     # -- a round -------------------------------------------------------------------------------------
 
     def pick(self, *, t: int, here: Tensor) -> Tensor:
         """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
-        near, rng, cfg = here.to(self.friends["near"].device) & self.friends["near"], self.stream("pick", t), self.cfg
+        near, rng, cfg = self.neighbours["near"], self.stream("pick", t), self.cfg
+        near = here.to(near.device) & near
         explores = rng.random() < cfg.epsilon
         order = near.nonzero().flatten().cpu()
         order = order[torch.from_numpy(rng.permutation(len(order)))]
@@ -94,7 +96,7 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
         me = self.context.id
-        models = steps.models_of(self, inbox)
+        models = mixing.models_of(self, inbox)
         start = self.began or {k: v.clone() for k, v in models[me].items()}
         base, *losses = (held_out.validation_loss(self, model) for model in (start, *models.values()))
         distances = torch.stack([distance(model, start) for model in models.values()])
@@ -106,9 +108,9 @@ class FedFomoPeer(selection.SelectingPeer[FedFomoConfig]):
         helps = any(shares.values())
         mean = weighted_mean([models[j] for j in shares], list(shares.values())) if helps else start
         steps.set_weights(self, mean)  # type: ignore[arg-type]
-        steps.note_mixing(self, shares if helps else {me: 1.0})
+        mixing.note_mixing(self, shares if helps else {me: 1.0})
         self.note("no model lowered the loss", float(not helps))
-        self.began, self.heard = {}, {"t": -1}
+        self.began, self.replies = {}, {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode, without the held-out rows."""
@@ -132,7 +134,7 @@ def normalized(w: Tensor) -> Tensor:
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """L2 distance () of two models."""
-    return steps.norm_of({k: x - b[k] for k, x in a.items()})
+    return norm_of({k: x - b[k] for k, x in a.items()})
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Gossip averaging: every peer trains, then averages its weights with those of some random neighbours.
+"""Gossip averaging: every peer trains, then averages its weights with some random neighbours' weights.
 
 Paper: S. Boyd et al., "Randomized Gossip Algorithms", IEEE Transactions on Information Theory 2006; in learning,
 e.g. M. Blot et al., "Gossip Training for Deep Learning", 2016. Here as the baseline of AFIND+ (its section 4.1):
@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedloom.core.page import Federation, Guarantee, Method, Party, Tree
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.methods.averaging import private
+from fedloom.methods.peer import mixing
 
 
-class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class GossipConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
@@ -29,15 +30,14 @@ class GossipConfig(robust.RobustSettings, steps.LocalSGDConfig):
     """Differential privacy: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
 
     @property
+    def exchanges(self) -> bool:
+        """Whether peers send their models."""
+        return self.neighbours != 0
+
+    @property
     def guarantees(self) -> tuple[Guarantee, ...]:
         """That of the weights, if `dp` is set: a mean of weights reads no rows."""
         return private.guarantees(self)
-
-    @model_validator(mode="after")
-    def _without_server(self) -> "GossipConfig":
-        if self.dp.unit == "clients":
-            raise ValueError('params.dp.unit = "clients" needs a server that adds noise: set it to "rows" or "none"')
-        return self
 
 
 @final
@@ -48,6 +48,7 @@ class GossipPeer(Party[GossipConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
+    MEANS = ("give",)
 
     def setup(self) -> None:
         """The initial network."""
@@ -64,9 +65,9 @@ class GossipPeer(Party[GossipConfig]):
         return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The mean of the own model and those of the neighbours that replied."""
-        models = steps.models_of(self, inbox)
-        robust.mix(self, models, dict.fromkeys(models, 1.0))
+        """The mean of the own model and the models of the neighbours that replied."""
+        models = mixing.models_of(self, inbox)
+        mixing.average(self, models, dict.fromkeys(models, 1.0))
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""
@@ -77,7 +78,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
-    robust.check_peers(fed, cfg, cfg.neighbours)
+    mixing.check_models(fed, cfg.neighbours)
     links = fed.sample_peers(peers, cfg.neighbours, t)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
@@ -92,6 +93,7 @@ GOSSIP = Method(
     round=round,
     client=GossipPeer,
     needs=("one network",),
+    linear=True,
 )
 
 METHODS = (

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from fedloom.core.page import Party, Tree, epoch_plan
 from fedloom.methods import steps
+from fedloom.methods.settings import LocalSGD
 
 
-class HoldingOut(steps.LocalSGD, Protocol):
+class HoldingOut(LocalSGD, Protocol):
     """Settings of local training and of held-out rows."""
 
     @property

@@ -5,16 +5,16 @@ non-iid data", 2021. Here as a baseline of AFIND+ (its section 4.1).
 
 Stage 1, the first rounds: a peer requests the models of n random neighbours, computes the loss of each on its own
 rows, and averages its own model with the m of the lowest loss. It counts how often it selects each neighbour. Stage 2:
-its friends are the neighbours that it selected more often than expected by chance, which is m out of n, and it averages
-with random friends only.
+its selected peers are the neighbours that it selected more often than expected by chance, which is m out of n, and it
+averages with random ones of these only.
 
-With m = n, stage 1 is gossip averaging and finds no friends.
+With m = n, stage 1 is gossip averaging and selects no peers.
 
 Reading, where the papers are silent:
     The length of stage 1 in AFIND+'s comparison is `stage1_rounds`, by default a fifth of its 500 rounds.
     n is the number of replies in a round: a neighbour that did not reply was not compared.
-    A peer without available friends keeps its model in that round.
-    A peer that joins in stage 2 has no friends.
+    A peer none of whose selected peers is available keeps its model in that round.
+    A peer that joins in stage 2 has no selected peers.
 
 Differs:
     Rounds are synchronous and models are pulled; in the original they are pushed, and a peer acts on every n models.
@@ -31,20 +31,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, Tree
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
+from fedloom.methods.peer import mixing
 
 ROUNDING = 1e-6
 """A count must be above the expected one by more than this: sums of m / n are not exact."""
 
 
-class PensConfig(robust.RobustSettings, steps.LocalSGDConfig):
+class PensConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
-    """Neighbours that a peer requests models from in a round (n): random ones in stage 1, at most n friends in stage 2;
-    None for all."""
+    """Neighbours that a peer requests models from in a round (n): random ones in stage 1, at most n selected ones in
+    stage 2; None for all."""
     top_m: int = Field(3, ge=1)
-    """Number of models that a peer averages with in stage 1 (m). Finding friends needs m < n."""
+    """Number of models that a peer averages with in stage 1 (m). Stage 2 needs m < n."""
     stage1_rounds: int = Field(100, ge=1)
     """Rounds of stage 1. The AFIND+ paper does not state them for its 500 rounds; a shorter run needs fewer."""
     loss_rows: int | None = Field(None, ge=1)
@@ -59,6 +60,7 @@ class PensPeer(Party[PensConfig]):
     STATE = ("params", "buffers", "opt", "counts")
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
+    MEANS = ("give",)
 
     def setup(self) -> None:
         """The initial network; no counts."""
@@ -84,7 +86,7 @@ class PensPeer(Party[PensConfig]):
         taken[[ids[n] for n in best]] += 1
         expected[ids] += len(best) / max(1, len(ids))
         self.counts = {"taken": taken, "expected": expected}
-        self.note("selected peers", self.friends().sum())
+        self.note("selected peers", self.selected().sum())
         self.mix(t=t, inbox={str(ids[n]): inbox[str(ids[n])] for n in best})
 
     def losses(self, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> Tensor:
@@ -99,20 +101,20 @@ class PensPeer(Party[PensConfig]):
 
     # -- stage 2 -----------------------------------------------------------------------------------
 
-    def friends(self) -> Tensor:
+    def selected(self) -> Tensor:
         """The peers that were selected more often than expected by chance, as a mask (m,)."""
         more: Tensor = self.counts["taken"] - self.counts["expected"] > ROUNDING
         return more
 
     def choose(self, *, t: int, here: Tensor) -> Tensor:
-        """Stage 2: random friends as a mask (m,), given the available peers (m,)."""
-        friends, most = self.friends(), self.cfg.neighbours
-        chosen = (friends & here.to(friends.device)).nonzero().flatten().tolist()
-        self.note("selected peers", friends.sum())
+        """Stage 2: random selected peers as a mask (m,), given the available peers (m,)."""
+        selected, most = self.selected(), self.cfg.neighbours
+        chosen = (selected & here.to(selected.device)).nonzero().flatten().tolist()
+        self.note("selected peers", selected.sum())
         self.note("no selected peer present", 0.0 if chosen else 1.0)
         if most is not None and most < len(chosen):
             chosen = self.stream("friends", t).choice(chosen, most, replace=False).tolist()
-        mask = torch.zeros_like(friends)
+        mask = torch.zeros_like(selected)
         mask[chosen] = True
         return mask
 
@@ -120,8 +122,8 @@ class PensPeer(Party[PensConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those in the inbox."""
-        models = steps.models_of(self, inbox)
-        robust.mix(self, models, dict.fromkeys(models, 1.0))
+        models = mixing.models_of(self, inbox)
+        mixing.average(self, models, dict.fromkeys(models, 1.0))
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune, depending on the mode."""
@@ -136,7 +138,7 @@ def lowest(losses: Tensor, top: int) -> list[int]:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
-    robust.check_peers(fed, cfg, cfg.top_m)
+    mixing.check_models(fed, cfg.top_m)
     fed.call(peers, "update", shared=now)
     if t < cfg.stage1_rounds:
         links = fed.sample_peers(peers, cfg.neighbours, t)

@@ -6,11 +6,11 @@ parentheses are the paper's equations, lines those of its Algorithm 1.
 
 A page's peer derives from `SelectingPeer` and keeps two names in its STATE:
 
-    friends: p (m,) and θ; masks (m,) of the party itself, of its neighbours, and of those last available; the number of
-        φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one, and the own φ once it was
-        sent or compared.
-    heard: results of round `t` that the same round uses later: the party's own F(before), a mask (m,) of the neighbours
-        that replied, and their losses (m,); {"t": -1} otherwise.
+    neighbours: p (m,) and θ; masks (m,) of the party itself, of its neighbours, and of those last available; the
+        number of φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one, and the own φ
+        once it was sent or compared.
+    replies: results of round `t` that the same round uses later: the party's own F(before), a mask (m,) of the
+        neighbours that replied, and their losses (m,); {"t": -1} otherwise.
 
 `coresets` and `exchange_probes` send the messages.
 """
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    Aggregator,
     ClientContext,
     Federation,
     Guarantee,
@@ -37,7 +38,7 @@ from fedloom.core.page import (
     Tree,
     floats,
 )
-from fedloom.methods import robust, steps
+from fedloom.methods import steps
 from fedloom.protect.accountant import REPLACED, Releases, epsilon
 from fedloom.protect.noise import charge, draws
 from fedloom.protect.privacy import clipped_rows
@@ -136,8 +137,8 @@ class SelectionConfig(MethodConfig):
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """That of φ and of the choice of neighbours, if φ has noise and is compared at the initial network. Bodies and
-        losses have none.
+        """The privacy guarantee of φ and of the choice of neighbours, if φ has noise and is compared at the initial
+        network. Bodies and losses have none.
 
         With another threshold the choice depends on the own φ at a body that was trained without noise, which one row
         moves by any amount.
@@ -167,13 +168,11 @@ def refuse_update_noise(cfg: SelectionT) -> SelectionT:
     return cfg
 
 
-def refuse_even_rule(cfg: Any) -> None:
-    """Raise ValueError for a robust rule that counts all models alike where they are weighed by loss."""
-    if cfg.aggregation == "boltzmann" and cfg.robust not in robust.WEIGHTED:
-        raise ValueError(
-            f'params.robust = {cfg.robust!r} counts all models alike, but params.aggregation = "boltzmann" weighs them '
-            'by loss: set params.robust to "clip" or "centered", or params.aggregation to "uniform"'
-        )
+def refuses(cfg: Any, aggregator: Aggregator) -> str:
+    """See `MethodConfig.refuses`: models are weighed by loss, unless their weights are equal."""
+    if cfg.aggregation == "uniform" or aggregator.weighs:
+        return ""
+    return 'models are weighed by loss: choose rule = "clip" or "centered", or set params.aggregation = "uniform"'
 
 
 # -- the messages of the selection ---------------------------------------------------------------------------------
@@ -182,24 +181,24 @@ def refuse_even_rule(cfg: Any) -> None:
 class SelectingPeer(Party[SelectionT_co]):
     """A peer that selects its neighbours, for pages to derive from: the messages of the selection, and its state."""
 
-    friends: dict[str, Tensor]
-    heard: dict[str, Any]
+    neighbours: dict[str, Tensor]
+    replies: dict[str, Any]
 
     def choose(self, *, here: Tensor, open: bool) -> Tensor:
         """Lines 3-5: C_i as a mask (m,), given the available peers (m,). With `open` all of them are taken."""
-        cfg, friends = self.cfg, self.friends
-        here = here.to(friends["near"].device) & friends["near"]
-        p = after_churn(friends["p"], friends["here"], here)
+        cfg, neighbours = self.cfg, self.neighbours
+        here = here.to(neighbours["near"].device) & neighbours["near"]
+        p = after_churn(neighbours["p"], neighbours["here"], here)
         if cfg.threshold == "anchored":
-            self.friends = {**friends, "p": p, "here": here}
-            met = here & friends["met"]
-            similar: Tensor = met & (friends["cosines"] >= largest_gap(friends["cosines"][met]))
+            self.neighbours = {**neighbours, "p": p, "here": here}
+            met = here & neighbours["met"]
+            similar: Tensor = met & (neighbours["cosines"] >= largest_gap(neighbours["cosines"][met]))
             return similar
-        passing = here & (p * (here.sum() if cfg.threshold == "calibrated" else 1) >= friends["theta"])
+        passing = here & (p * (here.sum() if cfg.threshold == "calibrated" else 1) >= neighbours["theta"])
         likeliest = F.one_hot(torch.where(here, p, -1.0).argmax(), len(p)).bool()
         instead = {"top1": likeliest, "self": torch.zeros_like(here), "all": here}[cfg.empty_coreset]
         self.note("empty coreset", 0.0 if open else (~passing.any()).float())
-        self.friends = {**friends, "p": p, "here": here}
+        self.neighbours = {**neighbours, "p": p, "here": here}
         return here if open else torch.where(passing.any(), passing, instead & here)
 
     def request(self, *, t: int) -> dict[str, Tree]:
@@ -213,14 +212,14 @@ class SelectingPeer(Party[SelectionT_co]):
             phi, loss = proxy(self, t)
         return {"phi": private(self, phi, t, by), "loss": loss}
 
-    def reckon(self, *, t: int, inbox: Mapping[str, Any]) -> None:
-        """Line 14, (8)-(13): new p and θ from the φ of the neighbours that replied; their F in `heard`."""
-        cfg, friends, heard = self.cfg, self.friends, self.heard
+    def estimate(self, *, t: int, inbox: Mapping[str, Any]) -> None:
+        """Line 14, (8)-(13): new p and θ from the φ of the neighbours that replied; their F in `replies`."""
+        cfg, neighbours, replies = self.cfg, self.neighbours, self.replies
         own, before = proxy(self, t)
         ids = torch.tensor([int(j) for j in inbox], dtype=torch.int64, device=own.device)
-        losses, replied = own.new_zeros(len(friends["p"])), torch.zeros_like(friends["me"])
-        probes = 1 + len(ids) + (heard["probes"] if heard["t"] == t else 0)
-        self.heard = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
+        losses, replied = own.new_zeros(len(neighbours["p"])), torch.zeros_like(neighbours["me"])
+        probes = 1 + len(ids) + (replies["probes"] if replies["t"] == t else 0)
+        self.replies = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
         self.note("coreset", len(ids))
         self.note("probes", probes)
         if not inbox:
@@ -228,18 +227,18 @@ class SelectingPeer(Party[SelectionT_co]):
         losses[ids] = torch.stack([r["loss"] for r in inbox.values()])
         replied[ids] = True
         s = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
-        p, h = probabilities(friends["p"], ids, s, cfg.upsilon), entropy(s)
+        p, h = probabilities(neighbours["p"], ids, s, cfg.upsilon), entropy(s)
         theta = threshold(h, len(ids), cfg)
-        self.friends = {**friends, "p": p, "theta": theta}
+        self.neighbours = {**neighbours, "p": p, "theta": theta}
         self.note("entropy", h)
         self.note("theta", theta)
         self.note("effective neighbours of p", 1 / (p**2).sum())
         self.note("similarity of the coreset", s.mean())
 
-    def strangers(self, *, here: Tensor) -> Tensor:
+    def candidates(self, *, here: Tensor) -> Tensor:
         """The available neighbours that the peer has not been compared with, as a mask (m,)."""
-        friends = self.friends
-        unmet: Tensor = here.to(friends["near"].device) & friends["near"] & ~friends["met"]
+        neighbours = self.neighbours
+        unmet: Tensor = here.to(neighbours["near"].device) & neighbours["near"] & ~neighbours["met"]
         return unmet
 
     def anchor(self, *, t: int) -> dict[str, Tree]:
@@ -247,23 +246,23 @@ class SelectingPeer(Party[SelectionT_co]):
         return {"phi": own_anchor(self, t)}
 
     def compare(self, *, t: int, inbox: Mapping[str, Any]) -> None:
-        """The cosine of the own φ and those of the neighbours that replied, all at the initial network."""
+        """The cosines of the own φ and the φ of the neighbours that replied, all at the initial network."""
         if inbox:
             ids, own = [int(j) for j in inbox], own_anchor(self, t)
-            cosines, met = self.friends["cosines"].clone(), self.friends["met"].clone()
+            cosines, met = self.neighbours["cosines"].clone(), self.neighbours["met"].clone()
             cosines[ids] = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
             met[ids] = True
-            self.friends = {**self.friends, "cosines": cosines, "met": met}
+            self.neighbours = {**self.neighbours, "cosines": cosines, "met": met}
 
 
 def init(party: SelectingPeer[SelectionConfig]) -> None:
-    """Set `friends` with equal p and θ = 0, and an empty `heard`."""
+    """Set `neighbours` with equal p and θ = 0, and an empty `replies`."""
     proxy_names(party.params)
     context = party.context
     near, me = torch.zeros(2, context.parties, dtype=torch.bool, device=context.device)
     near[list(context.neighbours)] = True
     me[context.id] = True
-    party.friends = {
+    party.neighbours = {
         "p": near.double() / max(1, len(context.neighbours)),
         "theta": near.new_zeros((), dtype=torch.float64),
         "me": me,
@@ -273,8 +272,8 @@ def init(party: SelectingPeer[SelectionConfig]) -> None:
     }
     if party.cfg.threshold == "anchored":
         unmet = torch.zeros_like(near)
-        party.friends = {**party.friends, "met": unmet, "cosines": unmet.double()}
-    party.heard = {"t": -1}
+        party.neighbours = {**party.neighbours, "met": unmet, "cosines": unmet.double()}
+    party.replies = {"t": -1}
 
 
 def proxy(party: Party[SelectionConfig], t: int) -> tuple[Tensor, Tensor]:
@@ -311,20 +310,19 @@ def own_anchor(party: SelectingPeer[SelectionConfig], t: int) -> Tensor:
     """The own φ (d,) at the initial network. Noise is drawn once, so that what is compared is what is sent."""
     if party.cfg.dp.target != "phi":
         return initial_proxy(party)
-    if "phi" not in party.friends:
+    if "phi" not in party.neighbours:
         phi = private(party, initial_proxy(party), t, torch.tensor(party.context.id))
-        party.friends = {**party.friends, "phi": phi}
-    found: Tensor = party.friends["phi"]
-    return found
+        party.neighbours = {**party.neighbours, "phi": phi}
+    return party.neighbours["phi"]
 
 
 def private(party: SelectingPeer[SelectionConfig], phi: Tensor, t: int, by: Tensor) -> Tensor:
-    """φ (d,) with noise if `dp` is set; `friends` counts it. A row that counts as nothing moves it by C0 / L."""
+    """φ (d,) with noise if `dp` is set; `neighbours` counts it. A row that counts as nothing moves it by C0 / L."""
     dp = party.cfg.dp
     if dp.target != "phi":
         return phi
-    sent = party.friends["sent"] + 1
-    party.friends = {**party.friends, "sent": sent}
+    sent = party.neighbours["sent"] + 1
+    party.neighbours = {**party.neighbours, "sent": sent}
     charge(party, dp.sigma)
     party.note(SENT, float(sent))
     if party.cfg.promises:
@@ -344,11 +342,11 @@ def mixing_shares(
     party: SelectingPeer[SelectionConfig], t: int, inbox: Mapping[str, Mapping[str, Any]]
 ) -> dict[int, float]:
     """ϖ by id, the party's own first. A neighbour whose F_j(before) or F_j(after) is unknown has no share."""
-    gamma, after, heard = party.cfg.gamma, probe_loss(party, t), party.heard
-    fresh = heard["t"] == t
-    known = [j for j in inbox if fresh and heard["who"][int(j)]]
-    own = smoothed(after, heard["before"] if fresh else after, gamma)
-    losses = [own, *(smoothed(inbox[j]["loss"], heard["losses"][int(j)], gamma) for j in known)]
+    gamma, after, replies = party.cfg.gamma, probe_loss(party, t), party.replies
+    fresh = replies["t"] == t
+    known = [j for j in inbox if fresh and replies["who"][int(j)]]
+    own = smoothed(after, replies["before"] if fresh else after, gamma)
+    losses = [own, *(smoothed(inbox[j]["loss"], replies["losses"][int(j)], gamma) for j in known)]
     shares = weigh(torch.stack(losses), party.cfg).tolist()
     return dict(zip([party.context.id, *map(int, known)], shares, strict=True))
 
@@ -430,7 +428,7 @@ def proxy_names(params: Mapping[str, Tensor]) -> list[str]:
 def coresets(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int) -> dict[int, list[int]]:
     """Lines 3-5: the neighbours that each peer selects in round t."""
     if cfg.threshold == "anchored":
-        new = fed.choose_peers(peers, "strangers", {})
+        new = fed.choose_peers(peers, "candidates", {})
         expect: Template = {"phi": proxy_template(fed)}
         fed.exchange(new, answer="anchor", take="compare", shared={"t": t}, expect=expect, at_once=AT_ONCE)
         return fed.choose_peers(peers, "choose", {"open": False})
@@ -456,7 +454,7 @@ def exchange_probes(fed: Federation, links: Mapping[int, Sequence[int]], cfg: Se
     """Lines 7, 11 and 14 without training: exchange φ and F at the requesting peer's body."""
     question: Template = steps.weights_template(fed, cfg.personal_head)
     answer: Template = {"phi": proxy_template(fed), "loss": floats()}
-    steps_of = {"ask": "request", "answer": "probe", "take": "reckon"}
+    steps_of = {"ask": "request", "answer": "probe", "take": "estimate"}
     fed.exchange(links, **steps_of, shared={"t": t}, question=question, expect=answer, at_once=AT_ONCE)
 
 

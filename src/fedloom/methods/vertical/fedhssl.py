@@ -7,7 +7,7 @@ Federated Learning", 2022 (arXiv 2208.08934), with SimSiam; read with the author
 A party has a cross and a local encoder, the latter in two parts, bottom and top, and above each a projector and a
 predictor. A round below `pretrain_rounds`:
     1. Cross-party (`step_cross_model`): of each aligned batch every party projects its own columns. Each party but the
-       first learns to predict the first party's projections, the first learns to predict those of all others.
+       first learns to predict the first party's projections, the first learns to predict the projections of all others.
     2. Guided local (`compute_local_loss`): SimSiam on two views of own rows, plus agreement of the local prediction of
        a view with the cross projection of the same view. It moves the local encoder alone.
     3. Partial model aggregation (`aggregate_fedavg`): the mean over parties, weighted by rows, of tops and local heads.
@@ -35,19 +35,18 @@ Differs:
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.page import Federation, Method, MethodError, Party, Shape, Template, Tree, floats
-from fedloom.methods import robust
+from fedloom.core.page import Aggregator, Federation, Method, MethodError, Party, Shape, Template, Tree, floats
 from fedloom.methods.vertical import self_supervision as selfsup
 from fedloom.methods.vertical import steps
 
 
-class FedHSSLConfig(robust.RobustSettings, steps.SplitConfig):
+class FedHSSLConfig(steps.SplitConfig):
     """Settings of FedHSSL."""
 
     optimizer: Literal["adamw", "sgd"] = "sgd"
@@ -90,6 +89,12 @@ class FedHSSLConfig(robust.RobustSettings, steps.SplitConfig):
         if self.features == "concatenated" and self.top_model == "sum":
             raise ValueError('params.top_model = "sum" needs params.features = "mean", not "concatenated"')
         return self
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: tops have means by shape, and embeddings are sent one by one."""
+        if aggregator.hidden:
+            return "embeddings are sent one by one, and tops are averaged by their shape"
+        return "" if self.aggregate else "no top is averaged: set params.aggregate = true"
 
     @property
     def min_rounds(self) -> int:
@@ -148,6 +153,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     STATE = ("params", "buffers", "opt", "supervised")
     ROLE = "party"
     CALLS = ("project", "agree", "improve", "top", "share", "embed", "update")
+    MEANS = ("top",)
 
     def setup(self) -> None:
         """Two encoders of the party's network, the second with weights of its own, and heads."""
@@ -257,7 +263,6 @@ class FedHSSLActive(Party[FedHSSLConfig]):
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
-        robust.check(self)
         self.network(steps.top_model(self, self.context.parties * self.cfg.sent), self.cfg.optimize(active=True))
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
@@ -269,17 +274,13 @@ class FedHSSLActive(Party[FedHSSLConfig]):
         return steps.exposed_gradients(self, contributions)
 
 
-def top_means(
-    tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int], cfg: FedHSSLConfig
-) -> dict[int, dict[str, Tree]]:
-    """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape; or by the
-    robust rule, if there are enough for it."""
-    alike: dict[torch.Size, list[int]] = {}
-    for m, top in tops.items():
-        alike.setdefault(top[f"{HEAD}weight"].shape, []).append(m)
-    groups = [group for group in alike.values() if len(group) >= robust.least_replies(cfg)]
-    means = [robust.combined([tops[m] for m in group], [rows[m] for m in group], cfg, None) for group in groups]
-    return {m: {"top": mean} for group, mean in zip(groups, means, strict=True) for m in group}
+def top_means(fed: Federation, replies: Mapping[int, Any]) -> dict[int, dict[str, Tree]]:
+    """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape."""
+    alike: dict[torch.Size, dict[int, Any]] = {}
+    for m, reply in replies.items():
+        alike.setdefault(reply["top"][f"{HEAD}weight"].shape, {})[m] = reply
+    means = [mean for group in alike.values() if (mean := fed.combine(group, weight="rows")) is not None]
+    return {m: mean.value for mean in means for m in mean.ids}
 
 
 # -- the round -----------------------------------------------------------------------------------------------------
@@ -304,9 +305,7 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
         fed.call(parties, "improve", shared={"t": t}, expect=None)
         if cfg.aggregate:
             template: Template = {"top": top_template(cfg), "rows": Shape("int64")}
-            replies = fed.call(parties, "top", expect=template, min_replies=1)
-            rows = {m: int(reply["rows"]) for m, reply in replies.items() if reply["rows"] > 0}  # valid weights only
-            if means := top_means({m: replies[m]["top"] for m in rows}, rows, cfg):
+            if means := top_means(fed, fed.call(parties, "top", expect=template, min_replies=1)):
                 fed.call(list(means), "share", each=means, expect=None)
     else:
         numbers = range((t - cfg.pretrain_rounds) * cfg.epochs, (t - cfg.pretrain_rounds + 1) * cfg.epochs)

@@ -16,7 +16,7 @@ A party sends zeros for a row that it lacks, and zeros are read as absence: no o
 row. A party that does not answer is absent for the batch.
 
 Differs: there is one head, at the active party, where the paper gives each party a head and hence the labels; its own
-columns are those of party 0 and may be missing like any other's. The set is drawn for each row; the code draws one for
+columns are party 0's and may be missing like any other's. The set is drawn for each row; the code draws one for
 a batch. `weighing = "row"` divides a row's cost by 2^m - 1, the sum of its weights, without which rows with more
 parties count more. The head is the network of split learning, where the paper's is linear. A row that nobody has is not
 trained on, and is predicted from zeros.

@@ -34,8 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import Federation, Method, Party, floats
-from fedloom.methods import robust
-from fedloom.methods.steps import class_means
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical import proto_evfl_steps as proto
 from fedloom.methods.vertical import steps
 
@@ -52,7 +51,7 @@ class ProtoEVFLPassive(proto.PrototypeParty[proto.ProtoEVFLConfig]):
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
-    SUMMED = ("estimate",)
+    MEANS = ("estimate",)
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
@@ -130,7 +129,6 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     def setup(self) -> None:
         """No replies yet: uniform priors, no prototypes."""
-        robust.check(self)
         context, cfg = self.context, self.cfg
         parties, classes, width = context.parties, context.classes, cfg.embedding_dim
         with self.seeded("fusion"):
@@ -187,8 +185,12 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         self.prior = self.mean_prior()
 
     def mean_prior(self) -> Tensor:
-        """The mean prior (Z,), or by the robust rule. No class with aligned rows may disappear, and no other appear."""
-        present, found = self.prior > 0, robust.mean_answer(self.priors, self.cfg, "probabilities")
+        """The mean prior (Z,), as the run takes means. No class with aligned rows may disappear, and no other appear.
+
+        It is over all parties: one that does not reply counts with its last prior, and the own columns' is here.
+        """
+        present, how = self.prior > 0, self.context.aggregator
+        found = how.combine(list(self.priors), kind="probabilities")
         return torch.where(present, found.clamp_min(LEAST), 0.0)
 
     def prototypes_for(self, t: int) -> dict[int, dict[str, Tensor]]:
@@ -211,14 +213,12 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
 
 def mean_priors(fed: Federation, active: ProtoEVFLActive, parties: Sequence[int]) -> dict[int, Tensor]:
-    """With `secure`: the mean prior (Z,) of the other organizations in place of each one's, by a secure sum; and that
-    of the active party's own columns."""
+    """With secure sums: the mean prior (Z,) of the other organizations in place of each one's; and that of the active
+    party's own columns."""
     expect = floats(active.context.classes)
     near = fed.call([m for m in parties if m in fed.colocated], "estimate", expect=expect)
-    found = fed.sum([m for m in parties if m not in fed.colocated], "estimate", expect=expect)
-    if found is None:
-        return near
-    return {**near, **dict.fromkeys(found.ids, found.mean.clamp_min(0))}
+    found = fed.mean([m for m in parties if m not in fed.colocated], "estimate", expect=expect)
+    return near if found is None else {**near, **dict.fromkeys(found.ids, found.value.clamp_min(0))}
 
 
 def round(
@@ -226,7 +226,7 @@ def round(
 ) -> Iterator[str]:
     """Algorithm 1 for one t, once all parties have introduced themselves."""
     classes, aligned = active.context.classes, active.context.aligned
-    embeddings = floats(aligned, cfg.embedding_dim)
+    embeddings, secure = floats(aligned, cfg.embedding_dim), fed.aggregator.secure
     if not active.begun:
         first = fed.call(parties, "introduce", expect=embeddings, min_replies=active.context.parties)
         if not first:
@@ -239,9 +239,9 @@ def round(
         "improve",
         shared={"t": t, "prior": active.prior},
         each={m: prototypes[m] for m in parties},
-        expect={"embedded": embeddings} if cfg.secure else {"embedded": embeddings, "prior": floats(classes)},
+        expect={"embedded": embeddings} if secure else {"embedded": embeddings, "prior": floats(classes)},
     )
-    priors = mean_priors(fed, active, parties) if cfg.secure else {m: r["prior"] for m, r in replies.items()}
+    priors = mean_priors(fed, active, parties) if secure else {m: r["prior"] for m, r in replies.items()}
     active.store({m: r["embedded"] for m, r in replies.items()}, priors)
     active.learn(t)
     active.move_prototypes()

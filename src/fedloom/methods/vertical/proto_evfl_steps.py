@@ -14,9 +14,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Adam, MethodConfig, MethodError, Optimizer, Party
-from fedloom.methods import robust
-from fedloom.methods.steps import class_means
+from fedloom.core.page import SGD, Adam, Aggregator, MethodConfig, MethodError, Optimizer, Party
+from fedloom.methods.features import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
 ALONE = "alone"
@@ -25,7 +24,7 @@ TOO_ALIKE = 0.95
 """Threshold of collapse for the mean cosine between the pseudo-classes' mean embeddings."""
 
 
-class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
+class ProtoEVFLConfig(MethodConfig):
     """Settings of Proto-EVFL."""
 
     embedding_dim: int = Field(64, ge=1)
@@ -81,11 +80,12 @@ class ProtoEVFLConfig(robust.RobustSettings, MethodConfig):
     """Standard deviation of Gaussian noise on sent embeddings (κ). Centered embeddings have standard deviation 1."""
     prototype_noise: float = Field(0.0, ge=0)
     """Standard deviation of Gaussian noise on sent prototypes."""
-    secure: bool = False
-    """Whether the active party learns only the mean prior of the others: a secure sum, of at least 3 besides it.
-    Embeddings are sent as before."""
     rollback: bool = True
     """Whether a passive party restores its previous extractor if the new one collapses."""
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`: embeddings are sent one by one."""
+        return "embeddings are sent one by one" if aggregator.hidden and not aggregator.secure else ""
 
     @field_validator("local_epochs", mode="before")
     @classmethod
@@ -291,9 +291,9 @@ class PrototypeParty(Party[ProtoT_co]):
         return sent_embeddings(self, "first embeddings")
 
     def improved(self, t: int) -> dict[str, Tensor]:
-        """The reply after local training: embeddings (N_a, d), and unless `secure` the prior (Z,)."""
+        """The reply after local training: embeddings (N_a, d), and the prior (Z,), unless secure sums add priors up."""
         embedded = {"embedded": sent_embeddings(self, "embeddings", t)}
-        return embedded if self.cfg.secure else {**embedded, "prior": self.prior}
+        return embedded if self.context.aggregator.secure else {**embedded, "prior": self.prior}
 
     def estimate(self) -> Tensor:
         """The prior (Z,), to be added up."""
@@ -304,7 +304,7 @@ class PrototypeParty(Party[ProtoT_co]):
         return logits(embedded, self.prototypes, self.prior, self.cfg)
 
     def contribution(self, *, on: str) -> Tensor:
-        """Embeddings (n, d) for a joint evaluation, with noise. Those of the aligned people are without noise, because
+        """Embeddings (n, d) for a joint evaluation, with noise. The aligned people's are without noise, because
         the party itself would attack with them. Before it has received prototypes, the party has not calibrated yet."""
         if on != "aligned":
             return with_noise(self, self.infer(self.context.tests[on].every), f"{on} embeddings")

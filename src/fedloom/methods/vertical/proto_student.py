@@ -55,7 +55,7 @@ class ProtoStudentPassive(proto.PrototypeParty[ProtoStudentConfig]):
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve", "estimate")
-    SUMMED = ("estimate",)
+    MEANS = ("estimate",)
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""

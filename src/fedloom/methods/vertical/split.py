@@ -6,7 +6,7 @@ unaligned row, and it sends each party a gradient for each row, from which label
 
 Rows that some party lacks are left out of training, or `params.incomplete` uses them: with zeros for an absent
 embedding, or mixed, which is Entity Augmentation. A slot of a batch then has the row's embeddings where parties have
-it, those of other people elsewhere, and the mixture of all these people's labels. With complete rows only, both are
+it, other people's embeddings elsewhere, and the mixture of all these people's labels. With complete rows only, both are
 split learning.
 
 A. Amalanshu et al., "Entity Augmentation for Efficient Classification of Vertically Partitioned Data with Limited

@@ -1,7 +1,7 @@
 """Functions that the pages of vertical methods call: extractors, aligned rows, split learning, self-supervision.
 
 Vertical parties hold different columns of the same people. Each embeds its columns with an extractor. The active party
-has the labels of the aligned people and classifies the embeddings of all parties; its own columns are those of party 0,
+has the labels of the aligned people and classifies the embeddings of all parties; its own columns are party 0's,
 which runs beside it. Every function that takes a party works on that party alone.
 """
 
@@ -41,8 +41,8 @@ class Extractor(nn.Module):
     """A network and the centering of its outputs: (B, ...) to (B, d).
 
     Centering is a BatchNorm layer without weights. Without it all embeddings of an untrained network share one large
-    mean. Proto-EVFL measures its statistics on the party's rows before anything is sent; split learning uses those of
-    each batch, and their running means for prediction.
+    mean. Proto-EVFL measures its statistics on the party's rows before anything is sent; split learning uses each
+    batch's statistics, and their running means for prediction.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ def labels(active: Party[object], rows: Tensor | None = None) -> Tensor:
 
 
 def joint(parts: Mapping[int, Tensor]) -> Tensor:
-    """Embeddings (n, M, d) from those of each party (n, d)."""
+    """Embeddings (n, M, d) from each party's (n, d)."""
     return torch.stack(list(parts.values()), 1)
 
 

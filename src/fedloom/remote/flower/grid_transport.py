@@ -140,7 +140,7 @@ class GridTransport:
             watcher()
 
     def _push(self, messages: list[_PendingCall]) -> None:
-        """Send new calls, and again those of SuperNodes restarted since."""
+        """Send new calls, and again the calls of SuperNodes that restarted since."""
         going = []
         for pending in messages:
             there = self._there.get(pending.to)
@@ -166,7 +166,7 @@ class GridTransport:
             if pending is None:
                 continue
             try:
-                if message.has_error():  # its words would be those of an exception
+                if message.has_error():  # its words would be an exception's
                     _log.warning("%s: Flower's error %d", pending.to, message.error.code)
                     code = _MEANING.get(message.error.code, rpc_errors.FAILED)
                     raise CallRefused(code, "the SuperNode did not answer; see its log")

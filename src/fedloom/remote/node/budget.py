@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import PrivacyBudgetSpent
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
 from fedloom.protect.accountant import Releases
 
 FILE: Final = "budget.json"

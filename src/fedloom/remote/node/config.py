@@ -18,7 +18,7 @@ from fedloom.data.options import DataOptions, Missing, OwnFile
 from fedloom.data.roles import allowed, own_rows
 from fedloom.data.schema import read_columns
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.build import SETTINGS
+from fedloom.experiment.plan.build import PLANNERS
 from fedloom.experiment.plan.settings.rows import unbounded
 from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
@@ -281,7 +281,7 @@ def _violations(
     batch = getattr(cfg, "batch_size", None)
     if isinstance(batch, int) and batch < config.min_batch_size:
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
-    yield from policy.violations(method.name, cfg)
+    yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
@@ -306,7 +306,7 @@ def _violations(
     own = run.data.own or run.columns.private
     if own != (config.data[run.data.name].rows is not None):
         kind = "a public set" if own else "this node's own rows"
-        section, hint = SETTINGS[method.setting].own_data
+        section, hint = PLANNERS[method.setting].own_data
         yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if own else hint}"
 
 

@@ -12,8 +12,8 @@ from fedloom.core import fixed_point, message
 from fedloom.core.engine import Failure, reply_problem
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
-from fedloom.engines._shared_buffer import unspell
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import write_atomically
+from fedloom.core.templates import unspell
 from fedloom.protect.masks import Keys, SumMember, question
 from fedloom.remote import payload
 from fedloom.remote.credentials import Credentials

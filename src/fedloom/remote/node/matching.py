@@ -1,6 +1,6 @@
 """The node's side of an alignment, before a run is opened: find the ids that other parties have too.
 
-The steps are those of `fedloom.data.alignment`. The result is kept as row numbers in the run's folder. Ids are in
+`fedloom.data.alignment` describes the steps. The result is kept as row numbers in the run's folder. Ids are in
 memory only, as hashes, and appear in no log, and in no answer except as the protocol requires.
 """
 

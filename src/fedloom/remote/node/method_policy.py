@@ -25,6 +25,9 @@ class MethodPolicy(BaseModel):
     fixed: Mapping[str, Any] = Field(default_factory=dict)
     """Required values of settings, such as `"dp.target" = "phi"`; "none" for none."""
 
+    secure: bool = False
+    """Whether runs must have aggregate.secure = true, so that no single reply of this node enters a mean unmasked."""
+
     def problems(self, method: Method) -> Iterator[str]:
         """A sentence for each condition that is invalid or that no run of this method could meet."""
         for preset in self.presets or ():
@@ -32,6 +35,8 @@ class MethodPolicy(BaseModel):
                 method.configure(preset)
             except ConfigError as error:
                 yield f"presets: {error}"
+        if self.secure and not method.client.MEANS:
+            yield "secure: the method takes no mean of clients' replies, so it has no secure sums"
         kinds, sound = _kinds(method.config), {}
         for table in ("min", "max", "fixed"):
             for name, value in getattr(self, table).items():
@@ -46,8 +51,11 @@ class MethodPolicy(BaseModel):
                     yield f"{table}: {name} is not a number: give its value under fixed"
         yield from (f"fixed: {line}" for line in _impossible(method, sound, kinds))
 
-    def violations(self, method: str, cfg: Any) -> Iterator[str]:
-        """A sentence for each condition that a run of the method with this config violates."""
+    def violations(self, method: str, cfg: Any, *, secure: bool) -> Iterator[str]:
+        """A sentence for each condition that a run of the method with this config violates. `secure`: its setting
+        `aggregate.secure`."""
+        if self.secure and not secure:
+            yield f"{method} has aggregate.secure = false; this node requires true"
         for name, bound in self.min.items():
             value = setting(cfg, name)
             if not isinstance(value, int | float) or not value >= bound:  # nor is NaN

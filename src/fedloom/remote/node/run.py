@@ -101,7 +101,7 @@ class NodeRun:
         return key
 
     def hold(self, first: int, end: int) -> None:
-        """Drop replies left for peers, except those of calls `first` to `end - 1`."""
+        """Drop replies left for peers, except the replies of calls `first` to `end - 1`."""
         self.left = {key: left for key, left in self.left.items() if first <= left[0] < end}
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
 

@@ -503,9 +503,9 @@ class NodeService:
             raise refused("the method's page lists no such method in CALLS")
         elif not 0 <= request["round"] < node_run.rounds:
             raise refused(f"this run has rounds 0 to {node_run.rounds - 1}, not {request['round']}")
-        elif getattr(party.cfg, "secure", False) and (method in party.SUMMED) != (request["mask"] is not None):
-            raise refused("with secure = true, replies of this method are sent as part of a sum only")
-        elif request["mask"] is not None and (method not in party.SUMMED or len(request["tasks"]) != 1):
+        elif party.context.aggregator.secure and (method in party.MEANS) != (request["mask"] is not None):
+            raise refused("with aggregate.secure = true, replies of this method are sent as part of a sum only")
+        elif request["mask"] is not None and (method not in party.MEANS or len(request["tasks"]) != 1):
             raise refused(f"replies of {method} cannot be part of a sum")
         elif request["leave"] != (method in party.TO_PEERS):
             receiver = "peers" if method in party.TO_PEERS else "the coordinator"

@@ -24,8 +24,7 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.party import Party
-from fedloom.core.paths import lock
-from fedloom.experiment.run.checkpoint import write_atomically
+from fedloom.core.paths import lock, write_atomically
 from fedloom.remote.payload import VERSIONS
 
 UNPLACED: Final = -2
@@ -65,7 +64,7 @@ class Store:
         write_atomically(self.folder / "run.json", text.encode())
 
     def facts(self) -> dict[str, Any] | None:
-        """The facts of the run; None if there are none, or those of another version of fedloom."""
+        """The facts of the run; None if there are none, or another version of fedloom wrote them."""
         try:
             facts = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -12,7 +12,7 @@ from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, r
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._shared_buffer import unspell
+from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.looks import blurred, look
 from fedloom.remote.node.peer_fetcher import reply_key
@@ -125,7 +125,7 @@ def _task(
     if task["fault"] is not None and node_run.place.counts is not None:  # a fault could undo a mask, or noise
         raise refused("faults are for tests on public data sets, not for this node's own rows or columns")
     each = {**(payload.decoded(rest, task["each"]) or {})}
-    _check_senders(each, shared or {}, task["reply_refs"] or {})
+    _check_senders(request["method"] in node_run.party.TO_PEERS, each, shared or {}, task["reply_refs"] or {})
     for name, refs in (task["reply_refs"] or {}).items():
         if isinstance(refs, dict):  # messages that could not be fetched are left out
             each[name] = {k: ReplyRef(key) for k, ref in refs.items() if (key := reply_key(ref)) in fetched}
@@ -216,12 +216,20 @@ class _Watch:
         return message.encode(self._party.own_state(), _LARGE)
 
 
-def _check_senders(each: Mapping[str, Any], shared: Mapping[str, Any], refs: Mapping[str, Any]) -> None:
-    """Check that what should come from peers does: the coordinator could ask in a peer's name, or answer."""
-    if any(each.get(name) or shared.get(name) for name in Party.FROM_PEERS):
+def _check_senders(answers: bool, each: Mapping[str, Any], shared: Mapping[str, Any], refs: Mapping[str, Any]) -> None:
+    """Check that what should come from peers does: the coordinator could ask in a peer's name, or answer.
+
+    Args:
+        answers: whether the call's replies are for peers, so that `asked` is a peer's question.
+        each, shared, refs: the arguments.
+    """
+    name = "asked" if answers else "inbox"
+    if name in shared or each.get(name, {}) != {}:  # an empty inbox has no sender
         raise refused("messages of peers must come from them, not from the coordinator")
     asked = refs.get("asked")
-    if isinstance(asked, dict) or ((asked is None) != ("by" not in each)) or (asked and int(each["by"]) != asked[0]):
+    if answers and (
+        isinstance(asked, dict) or ((asked is None) != ("by" not in each)) or (asked and int(each["by"]) != asked[0])
+    ):
         raise refused("a question must come from the peer that it is answered for")
     if any(key != str(ref[0]) for key, ref in (refs.get("inbox") or {}).items()):
         raise refused("a message must come from the peer that it is said to be from")
@@ -231,8 +239,8 @@ def _take_turn(node_run: NodeRun, request: Mapping[str, Any], given: Mapping[str
     """Record a call, which must have its turn in the round."""
     party, method = node_run.party, request["method"]
     most = party.cfg.calls_in_round(party.context).get(method, 1)
-    asker = int(given["by"]) if "asked" in given else -1  # type: ignore[arg-type]
-    sha256, peers = message.digest(dict(given)), method in party.TO_PEERS
+    peers, sha256 = method in party.TO_PEERS, message.digest(dict(given))
+    asker = int(given["by"]) if peers and "asked" in given else -1  # type: ignore[arg-type]
     node_run.calls.take(request["call"], request["round"], method, asker, sha256, most, again=peers)
 
 

@@ -227,10 +227,11 @@ def _result(folder: Path) -> dict[str, float] | None:
     if not (folder / "result.json").is_file():
         return None
     s = model(folder / "result.json", RunSummary)
-    means = {name: s.accuracies[name].mean for name in (GLOBAL, OWN, *s.accuracies) if name in s.accuracies}
-    sent = {f"bytes {eval_mode}": float(count) for eval_mode, count in s.bytes}
+    means = {str(one): s.accuracies[one].mean for one in (GLOBAL, OWN, *s.accuracies) if one in s.accuracies}
+    scores = {str(score): value for score, value in s.scores.items()}
+    sent = {f"bytes {direction}": float(count) for direction, count in s.bytes}
     rest = {"seconds": s.seconds["total"], "failures": s.failures, "chance": s.chance}
-    return {**means, **s.scores, **sent, **{name: value for name, value in rest.items() if value is not None}}
+    return {**means, **scores, **sent, **{name: value for name, value in rest.items() if value is not None}}
 
 
 def sent_so_far(folder: Path, name: str) -> UploadState:

@@ -1,6 +1,7 @@
 """The horizontal setting: parties with different rows of the same columns, partitioned or private."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,10 @@ import torch
 
 from fedloom.core import graphs
 from fedloom.core.context import ClientContext, PublicSet, Rows
-from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
-from fedloom.core.scores import SCORED
-from fedloom.data.dataset import Dataset, DatasetInfo
+from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
+from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
@@ -23,26 +23,12 @@ from fedloom.experiment.config.sections import ColumnsConfig
 from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
 from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan.private import PrivateData
-from fedloom.experiment.plan.run_plan import Metric, RunPlan
+from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.plan.settings.rows import basis, data_of, number_of_owners, owner_names, unbounded
-from fedloom.experiment.run.evaluate import (
-    CHANCE,
-    call_all,
-    check_score,
-    client_metrics,
-    client_scores,
-    client_spread,
-    clients_by_metric,
-    recalls,
-)
-from fedloom.experiment.run.leaks import of_clients
-from fedloom.experiment.run.metrics import GLOBAL, OWN, TRAINING
-from fedloom.experiment.run.result import Final, over_clients
-from fedloom.protect.leaks import Leak
 
 
 class Horizontal:
-    """The horizontal setting, see `Setting`."""
+    """The horizontal setting, see `Planner`."""
 
     own_data = "[data.row_schema]", "describe them with [data.row_schema]"
 
@@ -82,15 +68,15 @@ class Horizontal:
     def build(
         self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
     ) -> RunPlan:
-        """The plan of a run: see `Setting`."""
+        """The plan of a run: see `Planner`."""
         graph = run.topology.graph(run.data.clients, run.seed)
-        clients = run.data.clients
+        clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
             if words := unbounded(run, cfg, files.public is not None):
                 raise ConfigError(words)
-            data, own, public, tests = _private(run, files, at, cfg.promises)
+            data, own, public, tests = _private(run, files, at, cfg.promises, raw)
         else:
-            data, own, public, tests = _partitioned(run, files)
+            data, own, public, tests = _partitioned(run, files, raw)
         if "public rows" in method.needs and run.data.own and files.public is None:
             file, example = (
                 "federation.toml" if at is None else "node.toml",
@@ -104,14 +90,17 @@ class Horizontal:
         assert data.dataset is not None
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(run, method, data.dataset, architectures)
+        if raw:  # the method has models of its own
+            architectures = (method.name,) * clients
         server = ClientContext(
             id=0,
             seed=run.seed,
             parties=clients,
             classes=len(data.classes),
             data=own(None),
-            network=server_network,
+            network=None if raw else server_network,
             device=run.engine.device,
+            **(raw_columns(data.dataset) if raw else {}),
         )
         contexts = [
             replace(
@@ -120,7 +109,7 @@ class Horizontal:
                 neighbours=graphs.Others(clients, n) if graph is None else graph[n],
                 data=own(n),
                 public=public,
-                network=client_networks[n],
+                network=None if raw else client_networks[n],
                 tests=tests(n),
             )
             for n in range(clients)
@@ -133,83 +122,6 @@ class Horizontal:
         unseen = run.data.unseen_clients(run.seed)
         return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, contexts, unseen=unseen)
 
-    # -- evaluation ------------------------------------------------------------------------------------
-
-    def main_metric(self, plan: RunPlan) -> str:
-        """Accuracy on own rows in the method's first evaluation mode, or on the global test set."""
-        return f"{OWN} {plan.cfg.eval_modes[0]}" if plan.cfg.eval_modes else GLOBAL
-
-    def party_metrics(self, plan: RunPlan) -> set[str]:
-        """The main metric, over unseen and over training clients."""
-        main = self.main_metric(plan)
-        return {main, f"{main}{TRAINING}"}
-
-    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
-        """Evaluate each client on the global test set and on its own rows, the latter also in each evaluation mode.
-        With private rows, clients compute their scores."""
-        broadcast = plan.server.broadcast() if plan.server is not None else {}
-        if plan.run.data.own:
-            yield from _by_scores(plan, engine, broadcast)
-            return
-        yield from _by_predictions(plan, engine, broadcast)
-        for on in plan.data.labels if final else ():
-            found = client_scores(engine, plan.data.labels[on], len(plan.data.classes), on, broadcast)
-            for name, each in found.items():
-                for metric, value, party in client_spread(name if on == "test" else f"own {name}", each, engine.name):
-                    if metric != "loss mean":  # which every evaluation has
-                        yield metric, value, party
-
-    def leaks(self, plan: RunPlan, engine: Engine) -> list[Leak]:
-        """Attacks on all messages that clients sent."""
-        return of_clients(plan, engine)
-
-    def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
-        """The accuracies of `RunSummary`, without and in each evaluation mode."""
-        measured = [clients_by_metric(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
-        eval_modes = {
-            metric.removeprefix(f"{OWN} "): over_clients(final, metric, parties, clients)
-            for those in zip(*(group.items() for group in measured), strict=True)
-            for metric, clients in those
-        }
-        return {
-            "accuracy": over_clients(final, GLOBAL, parties),
-            "own_accuracy": over_clients(final, OWN, parties),
-            "client_scores": {
-                name: found
-                for name in (*SCORED, *(f"own {name}" for name in SCORED))
-                if (found := over_clients(final, name, parties)) is not None
-            },
-            "eval_modes": {eval_mode: found for eval_mode, found in eval_modes.items() if found is not None},
-        }
-
-
-def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
-    labels, classes = plan.data.labels, plan.data.classes
-    looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
-    looks += [(list(labels)[-1], eval_mode, f"{OWN} {eval_mode}") for eval_mode in plan.cfg.eval_modes]
-    for on, eval_mode, metric in looks:
-        seen = client_metrics(engine, labels[on], len(classes), on, eval_mode, broadcast)
-        accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
-        for called, group in clients_by_metric(metric, eval_mode, plan).items():
-            yield from client_spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
-        if metric == GLOBAL:
-            yield "loss mean", float(seen.loss.mean()), ""
-            if np.isfinite(seen.agreement):
-                yield "agreement", seen.agreement, ""
-            yield from recalls(classes, seen.recall)
-
-
-def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
-    for eval_mode in ("", *plan.cfg.eval_modes):
-        scores = call_all(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
-        for called, group in clients_by_metric(f"{OWN} {eval_mode}" if eval_mode else GLOBAL, eval_mode, plan).items():
-            yield from client_spread(
-                called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name
-            )
-        if not eval_mode:
-            yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
-            yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
-
 
 # -- assigning rows ----------------------------------------------------------------------------------------
 
@@ -218,9 +130,16 @@ _Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet
 a function from a client to its test rows by name."""
 
 
-def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
-    """The rows of a partitioned data set, in one pool."""
-    dataset, shares = data_of(run, files)
+def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
+    """The names of a data set's columns, and the words of each that is a category. Pixels are numbered."""
+    size = math.prod(dataset.input_shape)
+    names = dataset.columns if len(dataset.columns) == size else tuple(map(str, range(size)))
+    return {"columns": names, "words": dataset.words or ((),) * size}
+
+
+def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
+    """The rows of a partitioned data set, in one pool; neither scaled nor filled if `raw`."""
+    dataset, shares = data_of(run, files, raw=raw)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y = rows(shares.test), dataset.y
 
@@ -243,7 +162,7 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
         describe=lambda: {
             "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
             "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
-            "standardized_by": basis(dataset, shares),
+            "standardized_by": "" if raw else basis(dataset, shares),
             "notes": list(dataset.notes),
             "public": len(shares.public),
             "public_sha256": public,
@@ -264,11 +183,11 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool) -> _Assigned:
+def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool, raw: bool) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
     Columns are standardized by the agreed scale, or else by the public rows, or else by each party's own training rows,
-    which also fill the missing numbers of the party's own rows.
+    which also fill the missing numbers of the party's own rows. If `raw`, they stay as they are.
 
     Raises:
         ConfigError: a required file is not named.
@@ -288,13 +207,20 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool)
         (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed, owner, promises)
     )
     fitted = public if len(public) else None if own is None else own.x[train]
-    public_fill, shift, scale = (form if len(public) else own_form).scaling(fitted)
-    if form.fill:
+    public_fill, shift, scale = (form if len(public) else own_form).scaling(None if raw else fitted)
+    if form.fill and not raw:
         public = np.where(np.isnan(public), public_fill, public)
-    if own_form.fill and own is not None:
+    if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
     public, own = form.cut(public), None if own is None else replace(own, x=form.cut(own.x))
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    if raw and form.kind == "table":
+        _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
+        shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
+        known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words)
+        if own is not None:
+            x = decoded(own_form.table, own.x)[0]
+            own = replace(own, x=x, columns=columns, words=words, fill="median" if np.isnan(x).any() else "")
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, warn_once
 from fedloom.data.dataset import Dataset
+from fedloom.data.encoder import undo
 from fedloom.data.flower import partition_at
 from fedloom.data.sources import load
 from fedloom.data.split import Split, split
@@ -21,12 +22,13 @@ FEWEST = 4
 """Minimum number of rows of an owner that is a client."""
 
 
-def data_of(run: "RunConfig", files: "PrivateData | None" = None) -> tuple[Dataset, Split]:
+def data_of(run: "RunConfig", files: "PrivateData | None" = None, *, raw: bool = False) -> tuple[Dataset, Split]:
     """The data set of a run and its partition.
 
     Args:
         run: the config.
         files: the data set's location on this machine, if not the run's.
+        raw: whether its columns are those that were read: not encoded, scaled or filled.
 
     Raises:
         DataError: the data set cannot be read or partitioned.
@@ -34,11 +36,11 @@ def data_of(run: "RunConfig", files: "PrivateData | None" = None) -> tuple[Datas
     data = run.data
     if files is not None:
         data = data.model_copy(update={"root": files.root or data.root, "name": files.set or data.name})
-    return divided(data, run.seed)
+    return divided(data, run.seed, raw=raw)
 
 
-def divided(data: DataConfig, seed: int) -> tuple[Dataset, Split]:
-    """The data set of a section `[data]` and its partition.
+def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset, Split]:
+    """The data set of a section `[data]` and its partition; `raw` as in `data_of`.
 
     Raises:
         DataError: as `data_of`.
@@ -67,6 +69,8 @@ def divided(data: DataConfig, seed: int) -> tuple[Dataset, Split]:
     if data.group and len(shares.public):
         warn_once(f"{dataset.name}: {len(shares.public)} rows of the owners are public rows (data.public_rows).")
     _warn_of_single_classes(data, dataset, shares)
+    if raw:
+        return undo(dataset), shares
     if basis(dataset, shares) == BY_OWNER:
         return dataset.standardized_by_owner(np.concatenate(shares.shards)), shares
     known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))

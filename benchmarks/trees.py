@@ -1,0 +1,113 @@
+"""CPU seconds and AUC of federated trees against scikit-learn's, on one thread: `python -m benchmarks.trees adult`.
+
+Rows are split evenly over the owners. The agreement on bins is not counted, while the others' binning is. LightGBM and
+XGBoost are added if they are installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import accuracy_score, roc_auc_score
+
+from fedloom.core.federation import Federation
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.engine import start
+
+ROUNDS = 100
+
+
+def plan_of(name: str, owners: int, bins: int, depth: int) -> RunPlan:
+    """A run of FedBoost on a data set."""
+    data = {"name": name, "clients": owners, "partition": "iid", "public_rows": 0, "test_fraction": 0.2}
+    return build(check({"run": {"method": "fedboost", "data": data, "params": {"bins": bins, "depth": depth}}}).run)
+
+
+def score(y: np.ndarray, p: np.ndarray) -> float:
+    """AUC in percent, or accuracy for more than two classes."""
+    return 100 * float(roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else accuracy_score(y, p.argmax(1)))
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """CPU seconds."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def fedloom(plan: RunPlan) -> tuple[float, np.ndarray]:
+    """CPU seconds of all rounds but the agreement, and probabilities of the test rows."""
+    with start(plan) as engine:
+        fed = Federation(engine)
+
+        def run(t: int) -> None:
+            fed.round = t
+            for _ in plan.method.round(fed, plan.server, list(engine.ids), plan.cfg, t):
+                pass
+
+        run(0)
+        seconds = timed(lambda: [run(t) for t in range(1, ROUNDS + 1)])
+        party = engine._parties[0]  # type: ignore[attr-defined]
+        return seconds, party.infer(plan.contexts[0].tests["test"].every).softmax(-1).numpy()
+
+
+def rivals(words: Sequence[Sequence[str]]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Other libraries, with 31 leaves and one thread."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    yield (
+        "scikit-learn",
+        lambda: HistGradientBoostingClassifier(
+            max_iter=ROUNDS,
+            learning_rate=0.1,
+            l2_regularization=1,
+            max_leaf_nodes=31,
+            early_stopping=False,
+            categorical_features=[f for f, size in enumerate(words) if size] or None,
+        ),
+    )
+    try:
+        import lightgbm
+    except ImportError:
+        pass
+    else:
+        yield "LightGBM", lambda: lightgbm.LGBMClassifier(n_estimators=ROUNDS, reg_lambda=1, n_jobs=1, verbose=-1)
+    try:
+        import xgboost
+    except ImportError:
+        pass
+    else:
+        yield (
+            "XGBoost",
+            lambda: xgboost.XGBClassifier(
+                n_estimators=ROUNDS, learning_rate=0.1, max_depth=5, n_jobs=1, tree_method="hist"
+            ),
+        )
+
+
+def main() -> None:
+    for name in sys.argv[1:] or ["breast_cancer"]:
+        plan = plan_of(name, 1, 64, 5)
+        rows, test = plan.contexts[0].rows, plan.contexts[0].tests["test"]
+        x, y = rows.every.numpy(), rows.labels[rows.index].numpy()  # type: ignore[index]
+        new, truth = test.every.numpy(), test.labels[test.index].numpy()  # type: ignore[index]
+        print(f"{name}: {len(y)} rows, {x.shape[1]} columns", flush=True)
+        for owners, bins, depth in ((1, 32, 5), (1, 64, 5), (10, 64, 5), (1, 255, 5), (1, 64, 6)):
+            seconds, p = fedloom(plan_of(name, owners, bins, depth))
+            label = f"{owners} owners, {bins} bins, depth {depth}"
+            print(f"  fedloom, {label:28} {seconds:6.2f} s  {score(truth, p):.2f}", flush=True)
+        for library, make in rivals(plan.contexts[0].words):
+            model = make()
+            seconds = timed(partial(model.fit, x, y))
+            print(f"  {library:37} {seconds:6.2f} s  {score(truth, model.predict_proba(new)):.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""How the text of a cell is read, the same for every door: missing words, numbers, true and false, dates.
+
+Owners, labels, ids and units are never parsed: they are the text as written, without the spaces around it.
+"""
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from fedloom.core.errors import DataError
+
+Decimal = Literal[".", ","]
+
+MISSING_WORDS = ("?", ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
+"""Words that stand for a missing value, as an empty cell does."""
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+"""A number: digits, a decimal point, an exponent; no "_" and no signs between thousands."""
+BOOLEANS = {"True": 1.0, "true": 1.0, "TRUE": 1.0, "False": 0.0, "false": 0.0, "FALSE": 0.0}
+"""Words of a column of true and false, and the number of each as a feature."""
+_NUMBER = re.compile(NUMBER)
+_LIKE_NUMBER = re.compile(
+    r"[-+]?[$€£]? ?([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)? ?[%$€£]?"
+)
+_ISO = re.compile(
+    r"(\d{4})[-/.](\d\d?)[-/.](\d\d?)"
+    r"(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)? ?(Z|UTC|[+-]\d\d:?\d\d)?)?",
+    re.A,
+)
+_DAY_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4}|\d\d)(?: (\d\d?):(\d\d)(?::(\d\d))?)?", re.A)
+_MONTHS: tuple[str, ...] = ("january", "february", "march", "april", "may", "june")
+_MONTHS += ("july", "august", "september", "october", "november", "december")
+_INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The settings of a file's cells."""
+
+    missing_words: tuple[str, ...] = MISSING_WORDS
+    """Words that stand for a missing value; an empty cell always does."""
+    decimal: Decimal = "."
+    """The sign before the decimals of a number."""
+
+    def is_missing(self, word: str | None) -> bool:
+        """Whether a cell has no value."""
+        return not word or word in self.missing_words
+
+
+PLAIN = Grammar()
+"""The usual grammar."""
+
+
+def is_number(word: str) -> bool:
+    """Whether a word is a number, with a decimal point."""
+    return _NUMBER.fullmatch(word) is not None
+
+
+def like_number(word: str) -> bool:
+    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or 1'000."""
+    plain = unicodedata.normalize("NFKC", word)
+    return not is_number(word) and _LIKE_NUMBER.fullmatch(plain) is not None
+
+
+def like_date(word: str) -> bool:
+    """Whether a word has the form of a date."""
+    return _ISO.fullmatch(word) is not None or _DAY_FIRST.fullmatch(word) is not None
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names sorted as numbers if all are numbers, else as text."""
+    names = list(names)
+    return sorted(names, key=lambda name: (float(name), name)) if all(map(is_number, names)) else sorted(names)
+
+
+def nearly_equal(names: Iterable[str]) -> list[list[str]]:
+    """Groups of different names that are one but for case, spaces, invisible signs, Unicode form, or the writing of a
+    number or of true and false."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFKC", _INVISIBLE.sub("", name)).casefold()
+        folded = {"true": "1", "false": "0"}.get(" ".join(folded.split()), " ".join(folded.split()))
+        groups.setdefault(repr(float(folded)) if is_number(folded) else folded, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+# -- times ---------------------------------------------------------------------------------------------------------
+
+
+def moments(words: Collection[str], column: str) -> Mapping[str, float]:
+    """Word -> a number that grows with time, for words that are all numbers, all dates of one form, or all months.
+
+    Dates are ISO 8601 (2022-01-31, with or without a time), or day, month and year (31.01.2022, 31/01/2022); where
+    slashes leave open whether the day or the month is first, they are refused.
+
+    Raises:
+        DataError: the words are none of these, or may be read in two ways.
+    """
+    if all(map(is_number, words)):
+        _refuse_packed(words, column)
+        return {word: float(word) for word in words}
+    names = {word: _month(word) for word in words}
+    if all(names.values()):
+        return {word: float(number) for word, number in names.items()}
+    found = {word: match for word in words if (match := _ISO.fullmatch(word))}
+    if len(found) == len(words):
+        return _iso(found, column)
+    first = {word: match for word in words if (match := _DAY_FIRST.fullmatch(word))}
+    if len(first) == len(words):
+        return _days(first, column)
+    odd = next(word for word in words if word not in found and word not in first and not is_number(word))
+    raise DataError(
+        f"Column {column!r} must order the rows in time, but has values such as {odd[:40]!r}, which is neither a "
+        "number nor a date: write dates as 2022-01-31, months as numbers, or name other columns."
+    )
+
+
+def _refuse_packed(words: Collection[str], column: str) -> None:
+    """Raise DataError for dates of eight digits without signs that do not begin with the year."""
+    packed = len(words) > 1 and all(re.fullmatch("[0-9]{8}", word) for word in words)
+    if packed and not all("1800" <= word[:4] <= "2200" and word[4:6] <= "12" for word in words):
+        first = next(iter(words))
+        if all("1800" <= word[4:] <= "2200" for word in words):
+            raise DataError(f"Column {column!r} has dates such as {first!r}: write them as 2022-01-31.")
+
+
+def _month(word: str) -> int:
+    """1 to 12 for the name of a month in English, or its first three letters; else 0."""
+    name = word.casefold().rstrip(".")
+    return next((k for k, month in enumerate(_MONTHS, 1) if name in (month[:3], month)), 0)
+
+
+def _iso(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
+    zones = {bool(match[8]) for match in found.values()}
+    if len(zones) > 1:
+        raise DataError(f"Column {column!r} has times with and without a time zone; write all in one way.")
+    return {word: _seconds(word, column, *match.groups()) for word, match in found.items()}
+
+
+def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
+    some = next(iter(found))
+    if any(len(match[4]) == 2 for match in found.values()):
+        raise DataError(f"Column {column!r} has years of two digits, such as {some!r}: write dates as 2022-01-31.")
+    day_first = any(int(match[1]) > 12 or match[2] == "." for match in found.values())
+    month_first = any(int(match[3]) > 12 for match in found.values())
+    if day_first == month_first:
+        raise DataError(
+            f"Column {column!r} has dates such as {some!r}, whose day and month may be confused: write them as "
+            "2022-01-31."
+        )
+    parts = {
+        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7)) for word, m in found.items()
+    }
+    return {word: _seconds(word, column, *part) for word, part in parts.items()}
+
+
+def _seconds(
+    word: str, column: str, year: str, month: str, day: str, hour: str | None = None, minute: str | None = None,
+    second: str | None = None, fraction: str | None = None, zone: str | None = None,
+) -> float:  # fmt: skip
+    """Seconds since 1970; a time without a zone is taken as UTC."""
+    try:
+        at = datetime(int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0), tzinfo=UTC)
+    except ValueError as error:
+        raise DataError(f"Column {column!r} has {word!r}, which is no date ({error}); correct it.") from None
+    if zone and zone[0] in "+-":
+        ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
+        at -= ahead if zone[0] == "+" else -ahead
+    return at.timestamp() + float(f"0.{fraction or 0}")

@@ -1,0 +1,146 @@
+"""The models of methods that read raw rows, trees and regressions, as plain PyTorch: the code of a folder's network.
+
+A folder's `read_rows` encodes words one-hot, as for networks, so that these classes first put one column together for
+each raw one.
+"""
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.party import Party
+from fedloom.data.dataset import Dataset
+from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
+from fedloom.data.tables import MISSING
+from fedloom.deploy.models import ModelInputs
+from fedloom.methods.tables.fedforest import FLOOR as FOREST_FLOOR
+
+# `TreeNetwork` is written into folders as `Network`, with values of these names before it.
+BUFFERS: dict[str, tuple[str, tuple[int, ...]]] = {}
+"""The dtype and shape of each tensor."""
+COLUMNS: list[tuple[int, int, bool, int]] = []
+"""Of each raw column its inputs, how many of them are used, whether they are words, and the place of a missing word."""
+OUTPUTS = 1
+"""Sums of leaves of a row."""
+FLOOR = 0.0
+"""The smallest probability of a forest; 0 for boosting."""
+
+
+class TreeNetwork(nn.Module):
+    """Trees over bins: logits (n, K) of rows (n, F)."""
+
+    edges: torch.Tensor
+    lengths: torch.Tensor
+    category: torch.Tensor
+    root: torch.Tensor
+    feature: torch.Tensor
+    left: torch.Tensor
+    child: torch.Tensor
+    value: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, (dtype, shape) in BUFFERS.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=getattr(torch, dtype)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (n, K)."""
+        columns, at = [], 0
+        for width, used, words, missing in COLUMNS:
+            part, at = x[:, at : at + width], at + width
+            if words:
+                place = part.argmax(1).float()
+                gap = (part.sum(1) == 0) | (place == missing)
+                part = torch.where(gap, torch.tensor(float("nan")), place)[:, None]
+            columns.append(part[:, :used])
+        raw = torch.cat(columns, 1)
+        signed = (raw + 0.0).view(torch.int32).long() & 0xFFFFFFFF
+        keys = torch.where(signed >= 2**31, 2**32 - 1 - signed, signed + 2**31)
+        bins = torch.zeros(raw.shape, dtype=torch.long)
+        for f, edges in enumerate(torch.split(self.edges, self.lengths.tolist())):
+            place = torch.searchsorted(edges, keys[:, f].contiguous(), right=True)
+            if self.category[f] and len(edges):
+                same = raw[:, f, None] == edges
+                place = torch.where(same.any(1), same.int().argmax(1), len(edges))
+            elif self.category[f]:
+                place = torch.zeros_like(place)
+            bins[:, f] = torch.where(raw[:, f].isnan(), 0, place + 1)
+        total = torch.zeros(len(x), OUTPUTS, dtype=torch.long)
+        for t, root in enumerate(self.root.tolist()):
+            node = torch.full((len(x),), root)
+            while bool((self.feature[node] >= 0).any()):
+                feature = self.feature[node].long()
+                place = bins.gather(1, feature.clamp(min=0)[:, None])[:, 0]
+                left = (self.left[node, place // 8] >> (7 - place % 8)) & 1
+                node = torch.where(feature >= 0, self.child[node].long() + 1 - left, node)
+            if self.value.shape[1] == 1:
+                total[:, t % OUTPUTS] += self.value[node, 0]
+            else:
+                total += self.value[node]
+        if FLOOR:
+            p = total / total.sum(1, keepdim=True)
+            return torch.log(FLOOR + (1 - OUTPUTS * FLOOR) * p)
+        s = (total * 2.0**-20).float()
+        return torch.cat([torch.zeros_like(s), s], 1) if OUTPUTS == 1 else s
+
+
+def is_joint(party: Party[Any]) -> bool:
+    """Whether a party's model are trees, the same at all owners."""
+    cfg = party.cfg
+    return "trees" in party.STATE and not (cfg.mix or cfg.owner_column or getattr(cfg, "own_trees", 0))
+
+
+def inputs_of(data: Dataset) -> ModelInputs:
+    """How rows are read for a model of raw columns: words one-hot, numbers as they are."""
+    rules = [*data.recipe.get("columns", ())]
+    shape = (len(TableEncoder.from_dict(data.recipe).names),) if rules else data.input_shape
+    plain = (0.0,) * shape[0], (1.0,) * shape[0]
+    mean, scale = plain if data.kind == "table" else (tuple(map(float, data.shift)), tuple(map(float, data.scale)))
+    if data.kind == "table" and not rules:
+        rules = [{"name": name, "gaps": True} for name in data.columns]
+    return ModelInputs(kind=data.kind, shape=shape, columns=tuple(rules), mean=mean, scale=scale)
+
+
+def encoded(data: Dataset, x: Tensor) -> Tensor:
+    """Raw columns x (n, G) as the inputs (n, F) of a folder's network."""
+    if not data.recipe:
+        return x
+    parts, at = list[Tensor](), 0
+    for rule in TableEncoder.from_dict(data.recipe).columns:
+        width = len(rule.names)
+        if isinstance(rule, OneHot):
+            words = x[:, at, None] == torch.arange(width)
+            if MISSING in rule.words:
+                words[:, rule.words.index(MISSING)] |= x[:, at].isnan()
+            parts, at = [*parts, words.float()], at + 1
+        elif isinstance(rule, RawNumber):
+            parts = [*parts, x[:, at : at + 1], *[x[:, at : at + 1].isnan().float()] * rule.indicator]
+            at += 1
+        else:
+            parts, at = [*parts, x[:, at : at + width]], at + width
+    return torch.cat(parts, 1)
+
+
+def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
+    """The source of a class `Network` and its state, for a party whose model are joint trees."""
+    state = {name: x for name, x in {**party.layout, **party.trees}.items() if isinstance(x, Tensor)}
+    rules = TableEncoder.from_dict(data.recipe).columns if data.recipe else ()
+    columns = [
+        (len(rule.names), 1, True, rule.words.index(MISSING) if MISSING in rule.words else -1)
+        if isinstance(rule, OneHot)
+        else (len(rule.names), 1 if isinstance(rule, RawNumber) else len(rule.names), False, -1)
+        for rule in rules
+    ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
+    forest = party.trees["value"].shape[1] > 1
+    values = {
+        "BUFFERS": {k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()},
+        "COLUMNS": columns,
+        "OUTPUTS": party.context.classes if forest or party.context.classes > 2 else 1,
+        "FLOOR": FOREST_FLOOR if forest else 0.0,
+    }
+    text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    source = inspect.getsource(TreeNetwork).replace("class TreeNetwork", "class Network")
+    return f"{text}\n\n{source}", {name: x.contiguous() for name, x in state.items()}

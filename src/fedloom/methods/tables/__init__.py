@@ -1,0 +1,1 @@
+"""Methods for tables: trees and exact models from sums alone."""

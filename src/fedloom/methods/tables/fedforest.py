@@ -1,0 +1,213 @@
+"""FedForest: a random forest from sums of integers, the same bits however rows are split over owners.
+
+Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001; histograms summed over owners as in Z. Tian et al.,
+"FederBoost", arXiv 2011.02796.
+
+    agree     as in `fedloom.methods.tables.fedboost`: the bins of all columns from sums of counts
+    round     a lot of trees at once, one message for each level of the lot
+              owners: how often each row is drawn for each tree, Poisson with mean 1
+              for each level:
+                server   draws `columns` columns for each open node
+                owners   the drawn rows of each class (node, column, bin)                              | sums alone
+                server   the best split of each node by Gini: sum_k L_k^2 / L + sum_k R_k^2 / R - sum_k N_k^2 / N
+                owners   move their rows
+              server: leaves N_k / N
+    predict   the mean of the leaves' shares
+
+Messages: as in `fedboost`. No tree depends on another, so a forest takes few rounds.
+
+Differs:
+    Each row is drawn Poisson(1) times for a tree in place of n draws with replacement: Breiman's draws need an order of
+        all rows. The number comes from a hash of the row's bins and label, so that it does not depend on the owner;
+        equal rows are drawn alike.
+    Splits are between bins, not between values.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.core.page import Federation, Method, Party, Shape
+from fedloom.methods.tables import steps
+from fedloom.trees.bins import Bins
+from fedloom.trees.exact import PARTS, copies
+from fedloom.trees.growth import Growth
+from fedloom.trees.histograms import class_histograms, two_in_one
+from fedloom.trees.model import Trees
+from fedloom.trees.splits import Gini
+
+FLOOR = 1e-3
+"""The smallest probability of a class."""
+
+
+class FedForestConfig(steps.TreesConfig):
+    """A round is one lot of trees."""
+
+    lot: int = Field(20, ge=1, le=1000)
+    """Trees of a round."""
+    depth: int = Field(12, ge=1, le=20)
+    """The most splits above a leaf."""
+    min_rows: int = Field(2, ge=1)
+    """The least number of rows of a leaf, over all owners, each counted as often as it is drawn."""
+    columns: int | None = Field(None, ge=1)
+    """The columns that a node may split; None for the square root of their number."""
+    mix: int = Field(0, ge=0)
+    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """100 trees unless the run says otherwise."""
+        return 2 * self.lot
+
+
+@final
+class FedForestClient(Party[FedForestConfig]):
+    """An owner of rows. `node` and `drawn` (T, n) belong to the trees that grow: each row's node, and how often it is
+    drawn."""
+
+    ROLE = "client"
+    STATE = ("layout", "trees", "node", "drawn")
+    EXPORT = ("layout", "trees")
+    CALLS = ("segments", "words_of", "begin", "histograms", "learn")
+    segments = steps.segments
+    words_of = steps.words_of
+
+    def setup(self) -> None:
+        """Neither bins nor trees."""
+        self.layout: dict[str, Any] = {}
+        self.trees = steps.no_trees(self.context.classes)
+        self.node = torch.zeros(0, len(self.context.rows), dtype=torch.int32)
+        self.drawn = torch.zeros(0, len(self.context.rows), dtype=torch.int64)
+
+    def begin(self, *, layout: Any, first: int, trees: Any) -> dict[str, Tensor]:
+        """Take the bins and the trees that this owner lacks; the number of its rows."""
+        self.layout = layout or self.layout
+        steps.catch_up(self, first, trees)
+        return {"rows": self.context.row_count}
+
+    def histograms(self, *, numbers: Tensor, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor) -> Any:
+        """The drawn rows of each class by bin in the asked nodes and columns, two numbers in one word."""
+        own = steps.binned(self)
+        if not len(splits["node"]):
+            drawn = [copies(own.bins, own.y, number, self.context.seed) for number in numbers.tolist()]
+            self.drawn, self.node = torch.from_numpy(np.stack(drawn)), steps.roots(len(drawn), len(own.y))
+        steps.move(self, splits)
+        found = class_histograms(
+            own.bins, own.y, self.drawn.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), columns.numpy(),
+            own.layout.widths, self.context.classes,
+        )  # fmt: skip
+        return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
+
+    def learn(self, *, trees: Any) -> None:
+        """Add the grown trees to the model."""
+        self.trees = steps.extended(self.trees, steps.trees_of(trees))
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K) of rows x (n, ...): logarithms of probabilities; 0 before the bins are agreed."""
+        K = self.context.classes
+        if not len(self.trees["root"]):
+            return torch.zeros(len(x), K)
+        p = shares(steps.scores(self, x, K))
+        if self.cfg.mix:
+            p = (p + shares(own_forest(self).scores(steps.bins_of(self, x), K))) / 2
+        return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float()
+
+
+@final
+class FedForestServer(Party[FedForestConfig]):
+    """The server, which sees sums over owners."""
+
+    ROLE = "server"
+    STATE = ("layout", "trees", "known", "gains")
+    layout: dict[str, Any]
+    trees: dict[str, Tensor]
+    setup = steps.init_server
+    findings = steps.importance
+
+
+def shares(scores: np.ndarray) -> np.ndarray:
+    """Probabilities (n, K) from the summed shares (K, n) of all trees."""
+    p: np.ndarray = (scores / scores.sum(0)).T
+    return p
+
+
+def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator) -> Growth:
+    """New trees over these bins."""
+    F = len(layout.edges)
+    k = min(F, cfg.columns or max(1, int(np.sqrt(F))))
+    draw = lambda m: np.sort(rng.random((m, F)).argsort(1)[:, :k], 1)
+    return Growth(cfg.lot, layout, Gini(), depth=cfg.depth, min_rows=cfg.min_rows, draw=draw)
+
+
+def grown(trees: Growth) -> Trees:
+    """The trees with their leaves N_k / N, in steps of 2^-20."""
+    return trees.grown(lambda s: (s.T * PARTS) // np.maximum(s.sum(0), 1)[:, None])
+
+
+def own_forest(party: FedForestClient) -> Trees:
+    """A forest of the party's own rows alone, over the agreed bins."""
+    own, cfg = steps.binned(party), party.cfg.model_copy(update={"lot": party.cfg.mix})
+
+    def make() -> Trees:
+        drawn = np.stack([copies(own.bins, own.y, t, party.context.seed) for t in range(cfg.lot)])
+        node, trees = steps.roots(*drawn.shape).numpy(), growth(cfg, own.layout, party.context.stream("own columns"))
+        while len(trees.asked):
+            trees.splits.move(node, own.bins)
+            found = class_histograms(
+                own.bins, own.y, drawn, node, trees.asked, trees.tree, trees.columns, own.layout.widths,
+                party.context.classes,
+            )  # fmt: skip
+            trees.answer(found)
+        return grown(trees)
+
+    return steps.kept(party.context, "own forest", "", make)
+
+
+def round(
+    fed: Federation, server: FedForestServer, clients: Sequence[int], cfg: FedForestConfig, t: int
+) -> Iterator[str]:
+    """One lot of trees."""
+    if not server.layout:  # agree
+        layout = steps.agree(fed, server, clients)
+        if layout is None:
+            return
+        server.layout = steps.layout_tree(layout)
+    began = fed.total(clients, "begin", each=steps.news(server, clients), expect={"rows": Shape("int64")})
+    if began is None:
+        return
+    trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t))
+    numbers = torch.arange(t * cfg.lot, (t + 1) * cfg.lot)
+    if not steps.grow(fed, began.ids, trees, server.context.classes, {"numbers": numbers}):
+        return
+    news = grown(trees)
+    learned = fed.call(began.ids, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
+    steps.learn(server, news, trees.gains, learned)
+    yield "round"
+
+
+FEDFOREST = Method(
+    name="fedforest",
+    title="A random forest from sums of integers, as on pooled rows",
+    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
+    family="tables",
+    config=FedForestConfig,
+    round=round,
+    client=FedForestClient,
+    server=FedForestServer,
+    needs=("raw rows",),
+)
+
+METHODS = (
+    FEDFOREST,
+    replace(
+        FEDFOREST,
+        name="fedforest-mix",
+        title="FedForest; each owner predicts the mean with a forest of its own rows",
+        fixed={"mix": 100},
+    ),
+)

@@ -1,0 +1,342 @@
+"""Steps of federated trees: the agreement on bins, the state of owners and server, and predictions, as functions.
+
+Everything that owners send is a sum of integers, added by `Federation.total`, so the model has the same bits however
+rows are split over owners; see `fedloom.trees`. State and messages are trees of tensors; the functions here convert.
+"""
+
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fedloom.core.message import digest
+from fedloom.core.page import ClientContext, Federation, LearnedTable, MethodConfig, Party, Shape, Tree
+from fedloom.trees import bins as binning
+from fedloom.trees import histograms
+from fedloom.trees.bins import Agreement, Bins, Question
+from fedloom.trees.growth import Growth, Splits
+from fedloom.trees.model import Trees, joined
+
+FEW_ROWS = 2000
+"""Rows of all owners below which leaves may be smaller."""
+T = TypeVar("T")
+
+
+class TreesConfig(MethodConfig):
+    """The bins of all columns, and the owners' number as a column."""
+
+    bins: int = Field(64, ge=4, le=binning.MOST_BINS)
+    """The most bins of a column: one for missing values, the others with equally many rows."""
+    owner_column: bool = False
+    """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
+    learns the owner of each count."""
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """At most once for each bit of a column's keys, and for each level of the trees."""
+        return {"segments": 64, "histograms": 64}
+
+
+# -- trees of tensors and arrays ----------------------------------------------------------------------------------
+
+
+def tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
+    """The arrays, copied, as tensors."""
+    return {name: torch.from_numpy(np.array(x, order="C")) for name, x in arrays.items()}
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    """The tensors of a flat tree as arrays."""
+    return {name: x.cpu().numpy() for name, x in tree.items()}
+
+
+def layout_tree(layout: Bins) -> dict[str, Tree]:
+    """The bins as a message, with their SHA-256, by which owners know whether they have changed."""
+    lengths = np.array([len(edges) for edges in layout.edges], np.int64)
+    edges = np.concatenate([np.empty(0, np.int64), *layout.edges])
+    found = tensors(edges=edges, lengths=lengths, category=layout.category)
+    return {**found, "sha256": digest(found)}
+
+
+def layout_of(tree: Any) -> Bins:
+    """The bins of a message."""
+    found = arrays({name: x for name, x in tree.items() if name != "sha256"})
+    return Bins(tuple(np.split(found["edges"], np.cumsum(found["lengths"])[:-1])), found["category"])
+
+
+def trees_tree(trees: Trees) -> dict[str, Tensor]:
+    """Trees as a message."""
+    return tensors(**{field.name: getattr(trees, field.name) for field in fields(Trees)})
+
+
+def trees_of(tree: Any) -> Trees:
+    """The trees of a message."""
+    return Trees(**arrays(tree))
+
+
+def stumps(values: np.ndarray) -> Trees:
+    """Trees of one leaf each, with these values (T,)."""
+    T = len(values)
+    return Trees(
+        np.arange(T), np.full(T, -1, np.int16), np.zeros((T, 1), np.uint8), np.zeros(T, np.int32), values[:, None]
+    )
+
+
+def no_trees(values: int) -> dict[str, Tensor]:
+    """No trees, whose leaves would have this many values."""
+    return trees_tree(
+        Trees(
+            root=np.empty(0, np.int32),
+            feature=np.empty(0, np.int16),
+            left=np.empty((0, 1), np.uint8),
+            child=np.empty(0, np.int32),
+            value=np.empty((0, values), np.int64),
+        )
+    )
+
+
+def extended(model: Any, news: Trees) -> dict[str, Tensor]:
+    """The model with more trees."""
+    return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
+
+
+# -- an owner -----------------------------------------------------------------------------------------------------
+
+_KEPT: WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = WeakKeyDictionary()
+"""What an owner computes from its rows alone, by its context and a name, so that it is computed once in a process."""
+
+
+def kept(owner: Any, name: str, key: str, make: Callable[[], T]) -> T:
+    """The remembered value of this owner, name and key, or that of `make`."""
+    own = _KEPT.setdefault(owner, {})
+    if name not in own or own[name][0] != key:
+        own[name] = (key, make())
+    found: T = own[name][1]
+    return found
+
+
+@dataclass(frozen=True)
+class Binned:
+    """An owner's rows: the layout, bins (n, F) uint8, cells (n, F) and labels (n,)."""
+
+    layout: Bins
+    bins: np.ndarray
+    cells: np.ndarray
+    y: np.ndarray
+
+
+def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+    """The columns (n, F) float32 of rows x (n, ...), with the party's number as the last one if the config says so."""
+    values: np.ndarray = x.flatten(1).float().cpu().numpy()
+    if not party.cfg.owner_column:
+        return values
+    return np.concatenate([values, np.full((len(values), 1), party.context.id, np.float32)], axis=1)
+
+
+def own_columns(party: Party[Any]) -> np.ndarray:
+    """The columns (n, F) of the party's own rows."""
+    return columns(party, party.context.rows.every)
+
+
+def own_labels(party: Party[Any]) -> np.ndarray:
+    """The labels (n,) of the party's own rows."""
+
+    def make() -> np.ndarray:
+        rows = party.context.rows
+        labels: np.ndarray = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        return labels
+
+    return kept(party.context, "labels", "", make)
+
+
+def binned(party: Any) -> Binned:
+    """The party's own rows by the agreed bins in its `layout`."""
+
+    def make() -> Binned:
+        layout = layout_of(party.layout)
+        bins = layout.of(own_columns(party))
+        return Binned(layout, bins, histograms.cells_of(bins, layout), own_labels(party))
+
+    return kept(party.context, "binned", party.layout["sha256"], make)
+
+
+def segments(party: Any, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
+    """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`."""
+
+    def make() -> list[np.ndarray]:
+        return [np.sort(binning.keys(values[~np.isnan(values)])) for values in own_columns(party).T]
+
+    asked = Question(column.cpu().numpy(), start.cpu().numpy(), size, parts)
+    return tensors(rows=binning.count(kept(party.context, "keys", "", make), asked))
+
+
+def words_of(party: Any, *, sizes: Tensor) -> dict[str, Tensor]:
+    """The party's rows with each word, (sum of sizes,): one category after the other. `sizes` (F,) has the number of
+    words of a category, and 0 for numbers."""
+    found = [np.empty(0, np.int64)]
+    for values, size in zip(own_columns(party).T, sizes.tolist(), strict=True):
+        known = values[~np.isnan(values)].astype(np.int64)
+        found += [np.bincount(known[known < size], minlength=size)] if size else []
+    return tensors(rows=np.concatenate(found))
+
+
+def move(party: Any, splits: Any) -> None:
+    """Move the party's rows to the children of the nodes that were split, in its `node` (T, n)."""
+    if len(splits["node"]):
+        node = party.node.clone()
+        splits_of(splits).move(node.numpy(), binned(party).bins)
+        party.node = node
+
+
+def catch_up(party: Any, first: int, trees: Any) -> Trees:
+    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked."""
+    news = trees_of(trees)
+    news = news.after(len(party.trees["root"]) - first)
+    if len(news):
+        party.trees = extended(party.trees, news)
+    return news
+
+
+def roots(trees: int, rows: int) -> Tensor:
+    """The node (T, n) int32 of each row in new trees, whose roots are 0, 1, …"""
+    return torch.arange(trees, dtype=torch.int32)[:, None].repeat(1, rows)
+
+
+def bins_of(party: Any, x: Tensor) -> np.ndarray:
+    """The bins (n, F) of rows x (n, F)."""
+    return layout_of(party.layout).of(columns(party, x))
+
+
+_SCORES: MutableMapping[Tensor, tuple[int, str, np.ndarray]] = WeakTensorKeyDictionary()
+
+
+def scores(party: Any, x: Tensor, outputs: int) -> np.ndarray:
+    """The sums (outputs, n) int64 over the party's `trees` for rows x (n, F).
+
+    They are remembered as long as the tensor `x` lives, because test rows stay the same while trees are added.
+    """
+    model = trees_of(party.trees)
+    owner = party.context.id if party.cfg.owner_column else None
+
+    def key(trees: Trees) -> str:
+        return digest([party.layout["sha256"], owner, trees_tree(trees)])
+
+    done, known, total = _SCORES[x] if x in _SCORES else (0, "", np.empty(0))
+    if done > len(model) or known != key(model.before(done)):
+        done, total = 0, np.zeros((outputs, len(x)), np.int64)
+    found: np.ndarray = total + model.after(done).scores(bins_of(party, x), outputs)
+    _SCORES[x] = (len(model), key(model), found)
+    return found
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+def init_server(server: Any) -> None:
+    """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its first message."""
+    server.layout, server.trees = {}, no_trees(1)
+    server.known = torch.full((server.context.parties,), -1)
+    columns = len(server.context.columns) + server.cfg.owner_column
+    server.gains = torch.zeros(columns, dtype=torch.float64)
+
+
+def importance(server: Any) -> list[LearnedTable]:
+    """The share of each column in all gains of splits, the largest first."""
+    names = [*server.context.columns, *["owner"] * server.cfg.owner_column]
+    shares = (server.gains / server.gains.sum().clamp(min=1e-300)).tolist()
+    rows = sorted(zip(names, shares, strict=True), key=lambda row: -row[1])
+    return [LearnedTable("Importance: the share of the gains of all splits", ("Column", "Share"), tuple(rows))]
+
+
+def agree(fed: Federation, server: Party[Any], clients: Sequence[int]) -> Bins | None:
+    """The bins of all columns, from sums of counts of all owners; None if an owner's count is missing."""
+    sizes = [*map(len, server.context.words), *[server.context.parties] * server.cfg.owner_column]
+    numbers = [f for f, size in enumerate(sizes) if not size]
+    agreement = Agreement(numbers, server.cfg.bins)
+    while (asked := agreement.question) is not None:
+        found = fed.total(
+            clients,
+            "segments",
+            shared={**tensors(column=asked.column, start=asked.start), "size": asked.size, "parts": asked.parts},
+            expect={"rows": Shape("int64", len(asked.start), asked.parts)},
+        )
+        if found is None or len(found.ids) < len(clients):
+            return None
+        agreement.answer(found.value["rows"].numpy())
+    by_word = [np.empty(0, np.int64)] * len(sizes)
+    if any(sizes):
+        shape = {"rows": Shape("int64", sum(sizes))}
+        found = fed.total(clients, "words_of", shared=tensors(sizes=np.array(sizes, np.int64)), expect=shape)
+        if found is None or len(found.ids) < len(clients):
+            return None
+        by_word = np.split(found.value["rows"].numpy(), np.cumsum(sizes)[:-1])
+    edges = [
+        binning.frequent(rows, server.cfg.bins) if size else agreement.edges(f)
+        for f, (rows, size) in enumerate(zip(by_word, sizes, strict=True))
+    ]
+    return Bins(tuple(edges), np.array(sizes, bool))
+
+
+def grow(fed: Federation, owners: tuple[int, ...], trees: Growth, statistics: int, shared: dict[str, Tree]) -> bool:
+    """Grow trees level by level, from the owners' sums of this many statistics; False if an owner was lost, as the
+    owners of a tree must stay the same.
+
+    The message of a level has the last splits, and the nodes whose histograms are asked, with their columns if they
+    are drawn.
+    """
+    while len(trees.asked):
+        asked = {"asked": trees.asked.astype(np.int32), "tree": trees.tree.astype(np.int32)}
+        if trees.draws:
+            asked["columns"] = trees.columns.astype(np.int16)
+        size = statistics * trees.cells
+        found = fed.total(
+            owners,
+            "histograms",
+            shared={**shared, "splits": splits_tree(trees.splits), **tensors(**asked)},
+            expect={"sums": Shape("int64", -(-size // 2))},
+        )
+        if found is None or found.ids != owners:
+            return False
+        trees.answer(histograms.untwined(found.value["sums"].numpy(), size).reshape(statistics, -1))
+    return True
+
+
+def splits_tree(splits: Splits) -> dict[str, Tensor]:
+    """Splits as a message."""
+    return tensors(
+        node=splits.node.astype(np.int32),
+        tree=splits.tree.astype(np.int32),
+        column=splits.column.astype(np.int16),
+        left=np.packbits(splits.left, axis=1),
+        child=splits.child.astype(np.int32),
+    )
+
+
+def splits_of(tree: Any) -> Splits:
+    """The splits of a message."""
+    s = arrays(tree)
+    return Splits(s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"])
+
+
+def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
+    """For each client the bins, if it has none, and the trees that it lacks."""
+    model, messages = trees_of(server.trees), {}
+    for i in clients:
+        first = int(server.known[i])
+        lacked = trees_tree(model.after(max(first, 0)))
+        messages[i] = {"layout": server.layout if first < 0 else None, "first": max(first, 0), "trees": lacked}
+    return messages
+
+
+def learn(server: Any, trees: Trees, gains: np.ndarray, learned: Iterable[int]) -> None:
+    """Add trees, and the gains (F,) of their splits by column, to the server's; these clients have taken the trees."""
+    server.trees = extended(server.trees, trees)
+    server.gains = server.gains + torch.from_numpy(gains)
+    known = server.known.clone()
+    known[list(learned)] = len(server.trees["root"])
+    server.known = known

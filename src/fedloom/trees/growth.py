@@ -1,0 +1,163 @@
+"""The coordinator's side of growing trees: what it asks next, and what it has decided."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.trees.bins import Bins
+from fedloom.trees.histograms import move
+from fedloom.trees.model import Trees
+from fedloom.trees.splits import Criterion, best
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The nodes that were split.
+
+    Attributes:
+        node: (s,) int64, ascending.
+        tree: (s,) int64.
+        column: (s,) int64.
+        left: (s, B) bool, the bins that go left.
+        child: (s,) int64 the left child; the right one has the next number.
+    """
+
+    node: np.ndarray
+    tree: np.ndarray
+    column: np.ndarray
+    left: np.ndarray
+    child: np.ndarray
+
+    def move(self, node: np.ndarray, bins: np.ndarray) -> None:
+        """Move rows to the children, in place: `node` (T, n) in each tree, of rows with bins (n, F)."""
+        move(node, bins, self.node, self.tree, self.column, self.left, self.child)
+
+
+class Growth:
+    """T trees that grow at once, level by level. Nodes 0 to T - 1 are the roots; two children have successive numbers.
+
+    Args:
+        trees: T.
+        layout: the agreed bins.
+        criterion: what splits are judged by.
+        depth: the most splits above a leaf.
+        min_rows: the least number of rows of a child.
+        draw: draws the columns (m, k) that m nodes may split; None for all columns. Then of two children only one is
+            asked for, as the other's sums are the parent's less its own.
+
+    Attributes:
+        asked: (m,) int64 nodes whose histograms are needed next, ascending; empty when the trees are grown.
+        columns: (m, k) the columns of each asked node.
+        splits: the last level's.
+        gains: (F,) the sum of the gains of all splits by each column.
+    """
+
+    def __init__(
+        self,
+        trees: int,
+        layout: Bins,
+        criterion: Criterion,
+        *,
+        depth: int,
+        min_rows: int,
+        draw: Callable[[int], np.ndarray] | None = None,
+    ) -> None:
+        self._layout, self._criterion, self._min_rows, self._draw = layout, criterion, min_rows, draw
+        self._left, self._trees = depth, trees
+        width = int(layout.widths.max())
+        self._tree, self._feature = np.arange(trees), np.full(trees, -1)
+        self._goes, self._child = np.zeros((trees, width), bool), np.zeros(trees, np.int64)
+        self._sums: np.ndarray | None = None  # (S, nodes)
+        self._above: np.ndarray | None = None  # histograms (S, m, cells) of the parents of the asked nodes
+        self._sibling = np.empty(0, np.int64)
+        self.splits = Splits(*(np.empty(0, np.int64),) * 3, np.empty((0, width), bool), np.empty(0, np.int64))
+        self.gains = np.zeros(len(layout.edges))
+        self._ask(np.arange(trees))
+
+    @property
+    def tree(self) -> np.ndarray:
+        """(m,) the tree of each asked node."""
+        trees: np.ndarray = self._tree[self.asked]
+        return trees
+
+    @property
+    def draws(self) -> bool:
+        """Whether the columns of a node are drawn."""
+        return self._draw is not None
+
+    @property
+    def cells(self) -> int:
+        """The bins of the asked nodes' columns, all together."""
+        return int(self._layout.widths[self.columns].sum())
+
+    def answer(self, hist: np.ndarray) -> None:
+        """Take the summed histograms (S, N) of the asked nodes, one node's bins after the other's, and split."""
+        nodes, columns, k = self.asked, self.columns, self.columns.shape[1]
+        if self._sums is None:
+            ends = self._layout.widths[columns[:, 0]]
+            sizes = self._layout.widths[columns].sum(1)
+            first = np.cumsum(sizes) - sizes
+            running = np.concatenate([np.zeros((len(hist), 1), np.int64), hist.cumsum(1)], axis=1)
+            self._sums = running[:, first + ends] - running[:, first]
+        if self._above is not None:
+            own = hist.reshape(len(hist), len(nodes), -1)
+            both = np.concatenate([own, self._above - own], axis=1)
+            nodes = np.concatenate([nodes, self._sibling])
+            order = np.argsort(nodes)
+            nodes, hist = nodes[order], both[:, order].reshape(len(hist), -1)
+            columns = np.broadcast_to(columns[:1], (len(nodes), k))
+        found = best(hist, columns, self._layout, self._criterion, self._min_rows)
+        go = found.gain > 0
+        split, lefts = nodes[go], found.sums[:, go]
+        np.add.at(self.gains, found.column[go], found.gain[go])
+        child = len(self._tree) + 2 * np.arange(len(split))
+        self.splits = Splits(split, self._tree[split], found.column[go], found.left[go], child)
+        self._feature[split], self._goes[split], self._child[split] = found.column[go], found.left[go], child
+        pairs = np.stack([lefts, self._sums[:, split] - lefts], axis=2).reshape(len(lefts), -1)
+        self._sums = np.concatenate([self._sums, pairs], axis=1)
+        added = 2 * len(split)
+        self._tree = np.concatenate([self._tree, np.repeat(self._tree[split], 2)])
+        self._feature = np.concatenate([self._feature, np.full(added, -1)])
+        self._goes = np.concatenate([self._goes, np.zeros((added, self._goes.shape[1]), bool)])
+        self._child = np.concatenate([self._child, np.zeros(added, np.int64)])
+        self._left -= 1
+        rows = self._criterion.rows(self._sums)
+        if self._left == 0:
+            self._ask(np.empty(0, np.int64))
+        elif self._draw is not None:
+            children = (child[:, None] + np.arange(2)).ravel()
+            self._ask(children[rows[children] >= 2 * self._min_rows])
+        else:
+            small = child + (rows[child + 1] < rows[child])
+            large = 2 * child + 1 - small
+            keep = rows[large] >= 2 * self._min_rows
+            self._sibling = large[keep]
+            self._above = hist.reshape(len(hist), len(nodes), -1)[:, go][:, keep]
+            self._ask(small[keep])
+
+    def _ask(self, nodes: np.ndarray) -> None:
+        self.asked = nodes
+        every = np.arange(len(self._layout.edges))
+        self.columns = (
+            np.broadcast_to(every, (len(nodes), len(every))) if self._draw is None else self._draw(len(nodes))
+        )
+
+    @property
+    def places(self) -> np.ndarray:
+        """(nodes,) int64 the number of each node in `grown`, where each tree's nodes are side by side."""
+        places = np.empty(len(self._tree), np.int64)
+        places[np.argsort(self._tree, kind="stable")] = np.arange(len(places))
+        return places
+
+    def grown(self, value: Callable[[np.ndarray], np.ndarray]) -> Trees:
+        """The trees, with the values (nodes, V) int64 of leaves from the statistics (S, nodes) of all nodes."""
+        assert self._sums is not None
+        places, order = self.places, np.argsort(self._tree, kind="stable")
+        return Trees(
+            root=places[: self._trees],
+            feature=self._feature[order].astype(np.int16),
+            left=np.packbits(self._goes[order], axis=1),
+            child=np.where(self._feature < 0, 0, places[self._child])[order].astype(np.int32),
+            value=value(self._sums)[order],
+        )

@@ -1,0 +1,180 @@
+"""What an owner computes for a tree: sums of integers by node and bin, and the node of each row."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from fedloom.trees.bins import Bins
+from fedloom.trees.exact import MOST_BITS
+
+BLOCK: Final = 2**15 - 1
+"""Rows whose sums fit one word: see `packed`."""
+_COUNT: Final = 15  # bits of a count in a word
+_H: Final = _COUNT + 13 + MOST_BITS  # bits of a count and a sum of h, below 2^(13 + MOST_BITS)
+
+
+def packed(g: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """One word (…) int64 of each row: g 2^38 + h 2^15 + 1, with |g| <= 2^10 and h <= 2^8. Added over up to `BLOCK`
+    rows, none of the three sums reaches the next."""
+    words: np.ndarray = (g << _H) + (h << _COUNT) + 1
+    return words
+
+
+def unpacked(words: np.ndarray) -> np.ndarray:
+    """The three sums (3, …) int64 of g, h and rows in sums of words (…)."""
+    low = words & ((1 << _H) - 1)
+    return np.stack([words >> _H, low >> _COUNT, low & ((1 << _COUNT) - 1)])
+
+
+def two_in_one(sums: np.ndarray) -> np.ndarray:
+    """Words (ceil(n / 2),) int64, each of two sums of (n,) that are within ±2^31. Words add up as their sums do."""
+    both = np.zeros(len(sums) + len(sums) % 2, np.int64)
+    both[: len(sums)] = sums
+    words: np.ndarray = (both[0::2] << 32) + both[1::2]
+    return words
+
+
+def untwined(words: np.ndarray, n: int) -> np.ndarray:
+    """The n sums (n,) int64 of words."""
+    second = (words + 2**31) % 2**32 - 2**31
+    return np.stack([words - second >> 32, second], axis=1).ravel()[:n]
+
+
+def cells_of(bins: np.ndarray, layout: Bins) -> np.ndarray:
+    """The cell (n, F) of each value from its bin (n, F): `Bins.starts` and the bin."""
+    kind = np.uint16 if layout.cells <= 2**16 else np.int32
+    cells: np.ndarray = bins.astype(kind) + layout.starts.astype(kind)
+    return cells
+
+
+def gradient_histograms(
+    cells: np.ndarray, words: np.ndarray, node: np.ndarray, asked: np.ndarray, tree: np.ndarray, width: int
+) -> np.ndarray:
+    """Sums (3, m, width) int64 of g, h and rows by node and cell.
+
+    Args:
+        cells: (n, F) the cell of each value, below `width`.
+        words: (T, n) `packed` derivatives for each tree.
+        node: (T, n) the node of each row.
+        asked: (m,) ascending nodes, those of a tree side by side.
+        tree: (m,) their trees.
+        width: the cells of all columns.
+    """
+    out = np.zeros((3, len(asked), width), np.int64)
+    for t, mine in _by_tree(tree):
+        slots = mine.stop - mine.start
+        slot = _place(node[t], asked[mine])
+        rows = np.flatnonzero(slot >= 0)
+        everything = len(rows) == len(slot)
+        for first in range(0, len(rows), BLOCK):
+            which = rows[first : first + BLOCK]
+            index = (cells[first : first + BLOCK] if everything else cells.take(which, 0)).astype(np.int32)
+            if slots > 1:
+                index += (slot[which] * width).astype(np.int32)[:, None]
+            out[:, mine] += unpacked(sums(index, words[t, which], slots * width)).reshape(3, slots, width)
+    return out
+
+
+def class_histograms(
+    bins: np.ndarray,
+    y: np.ndarray,
+    weight: np.ndarray,
+    node: np.ndarray,
+    asked: np.ndarray,
+    tree: np.ndarray,
+    columns: np.ndarray,
+    widths: np.ndarray,
+    classes: int,
+) -> np.ndarray:
+    """Sums (K, N) int64 of row weights by class in the bins of some columns of each asked node, one node's after the
+    other's.
+
+    Args:
+        bins: (n, F).
+        y: (n,) labels.
+        weight: (T, n) int64 of each row in each tree.
+        node: (T, n) the node of each row.
+        asked: (m,) ascending nodes, those of a tree side by side.
+        tree: (m,) their trees.
+        columns: (m, k) the columns of each.
+        widths: (F,) the bins of each column.
+        classes: K.
+    """
+    parts = [np.zeros((classes, 0), np.int64)]
+    for t, mine in _by_tree(tree):
+        wide = widths[columns[mine]]
+        starts = (np.cumsum(wide.ravel()) - wide.ravel()).reshape(wide.shape)
+        slot = _place(node[t], asked[mine])
+        rows = np.flatnonzero((slot >= 0) & (weight[t] > 0))
+        at = slot[rows]
+        index = (starts[at] + bins[rows[:, None], columns[mine][at]]) * classes + y[rows, None]
+        found = sums(index.astype(np.int32), weight[t, rows], int(wide.sum()) * classes)
+        parts.append(found.reshape(-1, classes).T)
+    return np.concatenate(parts, axis=1)
+
+
+def sums(index: np.ndarray, weights: np.ndarray, cells: int) -> np.ndarray:
+    """The sum (cells,) int64 of the weights (m,) int64 of all rows with each cell in their index (m, k) int32.
+
+    It is the product of a sparse matrix of ones with the weights: SciPy's loop over it is three times as fast as
+    `np.bincount`, and adds integers.
+    """
+    from scipy.sparse import csr_array
+
+    m, k = index.shape
+    ends = np.arange(0, m * k + 1, k, dtype=np.int32)
+    ones = _ones(1 << max(m * k - 1, 0).bit_length())[: m * k]  # of a power of two, so that few are kept
+    found: np.ndarray = csr_array((ones, index.ravel(), ends), shape=(m, cells)).T @ weights
+    return found
+
+
+@lru_cache(maxsize=32)
+def _ones(size: int) -> np.ndarray:
+    return np.ones(size, np.int64)
+
+
+def move(
+    node: np.ndarray,
+    bins: np.ndarray,
+    split: np.ndarray,
+    tree: np.ndarray,
+    column: np.ndarray,
+    left: np.ndarray,
+    child: np.ndarray,
+) -> None:
+    """Move the rows of some nodes to their children, in place.
+
+    Args:
+        node: (T, n) the node of each row in each tree.
+        bins: (n, F).
+        split: (s,) ascending nodes, those of a tree side by side.
+        tree: (s,) their trees.
+        column: (s,) the column that each looks at.
+        left: (s, B) the bins that go left.
+        child: (s,) the left child; the right one has the next number.
+    """
+    for t, mine in _by_tree(tree):
+        at = _place(node[t], split[mine])
+        rows = np.flatnonzero(at >= 0)
+        at = at[rows]
+        seen = bins.ravel().take(rows * bins.shape[1] + column[mine][at])
+        to_left = left[mine].ravel().take(at * left.shape[1] + seen)
+        node[t, rows] = child[mine][at] + ~to_left
+
+
+def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Each tree with the slice of its nodes."""
+    borders = [0, *(np.flatnonzero(np.diff(tree)) + 1).tolist(), len(tree)]
+    for first, last in pairwise(borders):
+        if last > first:
+            yield int(tree[first]), slice(first, last)
+
+
+def _place(node: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """The place (n,) of each row's node among some ascending nodes, -1 for none."""
+    places = np.full(int(among[-1]) + 2, -1)
+    places[among] = np.arange(len(among))
+    return places.take(node, mode="clip")
