@@ -17,7 +17,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedloom.core.aggregate import MEAN
 from fedloom.core.message import digest
-from fedloom.core.page import Aggregator, Federation, LearnedTable, MethodConfig, Party, Shape, Tree
+from fedloom.core.page import (
+    Aggregator,
+    ClientContext,
+    Federation,
+    LearnedTable,
+    MethodConfig,
+    Party,
+    Shape,
+    Tree,
+)
 from fedloom.trees import bins as binning
 from fedloom.trees import histograms
 from fedloom.trees.bins import Agreement, Bins, Question
@@ -48,6 +57,10 @@ class TreesConfig(MethodConfig):
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """At most once for each bit of a column's keys, and for each level of the trees."""
+        return {"segments": 64, "histograms": 64}
 
 
 # -- trees of tensors and arrays ----------------------------------------------------------------------------------
