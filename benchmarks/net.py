@@ -89,15 +89,15 @@ async def measure(folder: Path, port: int, bare_port: int, times: int) -> None:
     named = ("grpc.ssl_target_name_override", "node")
     channel = grpc.aio.secure_channel(f"127.0.0.1:{bare_port}", credentials.channel(), options=(*_LIMITS, named))
     bare = channel.unary_unary(_BARE)
-    print(f"{'ms':8}{'way':6}{'fedloom':>10}{'best':>9}{'bare gRPC':>11}{'best':>9}")
+    print(f"{'ms':8}{'to':6}{'fedloom':>10}{'best':>9}{'bare gRPC':>11}{'best':>9}")
     for name, size in SIZES.items():
-        for eval_mode in ("up", "down", "both") if size else ("both",):
-            body = bytes(0 if eval_mode == "down" else size)
-            kind = {"up": "0", "down": str(size), "both": "both"}[eval_mode]
+        for direction in ("up", "down", "both") if size else ("both",):
+            body = bytes(0 if direction == "down" else size)
+            kind = {"up": "0", "down": str(size), "both": "both"}[direction]
             n = times if size > 10**7 else 10 * times
             ours = await timed(lambda: link.ask(kind, body, id=os.urandom(8).hex(), deadline=60), n)  # noqa: B023
             bar = await timed(lambda: bare(body, metadata=(("kind", kind),)), n)  # noqa: B023
-            print(f"{name:8}{eval_mode:6}{ours[0]:10.2f}{ours[1]:9.2f}{bar[0]:11.2f}{bar[1]:9.2f}")
+            print(f"{name:8}{direction:6}{ours[0]:10.2f}{ours[1]:9.2f}{bar[0]:11.2f}{bar[1]:9.2f}")
     await channel.close()
     await link.close()
 

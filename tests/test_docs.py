@@ -219,6 +219,16 @@ def test_links_lead_somewhere() -> None:
     assert not {page.name: found for page in PAGES if (found := broken_links(page))}
 
 
+def test_each_walk_of_the_architecture_names_and_counts_its_files() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    walks = re.findall(r"^\*\*[^*]+\*\*[^:]*?, (\d+) files: (.+?)\n\n", text, re.DOTALL | re.MULTILINE)
+    assert len(walks) == 5
+    for number, walk in walks:
+        files = dict.fromkeys(name for name in re.findall(r"`([\w/]+\.py)`", walk) if not name.startswith("tests/"))
+        assert len(files) == int(number)
+        assert not [file for file in files if not [*(ROOT / "src" / "fedloom").rglob(file)]]
+
+
 def test_the_architecture_page_names_what_the_test_holds() -> None:
     text, picture = ((ROOT / "docs" / f"architecture.{end}").read_text() for end in ("md", "svg"))
     for name in ALLOWED:

@@ -136,6 +136,14 @@ PAGES: dict[str, dict[str, Any]] = {
     "proto-student": {"pca_dim": 0, "prior": "mixed"},
 }
 """The methods with secure sums, with settings for a short run."""
+EXACT: dict[str, dict[str, Any]] = {
+    "fedboost": {"depth": 3, "bins": 8},
+    "fedboost-mix": {"depth": 3, "bins": 8, "mix": 2},
+    "fedforest": {"depth": 4, "bins": 8, "lot": 3},
+    "fedforest-mix": {"depth": 4, "bins": 8, "lot": 3, "mix": 2},
+    "fedglm": {},
+}
+"""The methods whose sums are of integers."""
 NOTHING_TO_SUM = {"local", "kd-only", "server-ce-only", "local-only"}
 """Configurations of these pages that send nothing."""
 RULES_ONLY = {"fd", "feddf", "fens", "fedhssl"}
@@ -177,6 +185,17 @@ def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) 
     assert others == BESIDE.get(name, set())
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_sums_of_integers_give_the_plain_bits_and_send_sums_only(name: str) -> None:
+    data = {"name": "breast_cancer", "clients": 4, "partition": "iid"}
+    secure, plain = (
+        run(method=name, params=EXACT[name], data=data, aggregate={"secure": how}).summary for how in (True, False)
+    )
+    assert secure["state_sha256"] == plain["state_sha256"] and not secure["failures"]
+    up = {line["kind"] for line in secure["bytes_by_kind"] if line["receiver"] == "server" and line["bytes"]}
+    assert up == {*find(name).client.MEANS, "masks"} - {"words_of"}  # all columns are numbers
+
+
 def test_no_class_disappears_by_the_rounding_of_a_sum_of_priors() -> None:
     federation: Any = toy("proto-evfl")
     rare = torch.tensor([1 - 1e-9, 1e-9, 0.0])
@@ -214,9 +233,9 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
     named = [re.findall(r"`([a-z-]+)`", " ".join(row.split("|")[1] for row in rows.splitlines())) for _, rows in tables]
     have, lack = named
     assert sorted([*have, *lack]) == sorted(registry())
-    assert {*have} == {*PAGES}
+    assert {*have} == {*PAGES, *EXACT}
     configured = {name for name, one in registry().items() if one.client.MEANS and one.server is not None}
-    assert configured - {*PAGES} == {*NOTHING_TO_SUM, *RULES_ONLY}
+    assert configured - {*PAGES, *EXACT} == {*NOTHING_TO_SUM, *RULES_ONLY}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.core.errors import DataError
 from fedloom.core.paths import write_atomically
 from fedloom.experiment.config.run import RunConfig
-from fedloom.report import metrics
+from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import Run
 from fedloom_papers.keys import archive_key
 from fedloom_papers.spec import Reproduction, Scale
@@ -71,8 +71,8 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
         cell: the cell that uses it.
     """
     s = run.summary
-    needed = _needed(reproduction) | {*map(str, (*s.accuracies, *s.scores))}
-    known = {name: metrics.value_of(run, name) for name in sorted(needed)}
+    needed = _needed(reproduction) | {*map(RunMetric, (*s.accuracies, *s.scores))}
+    known = {str(metric): value_of(run, metric) for metric in sorted(needed, key=str)}
     chances = {str(metric): s.chance_of(metric) for metric in s.accuracies}
     return ArchivedRun(
         digest=key,
@@ -90,11 +90,12 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
     )
 
 
-def _needed(reproduction: Reproduction) -> set[str]:
+def _needed(reproduction: Reproduction) -> set[RunMetric]:
     """The metrics that a table and its claims need."""
-    named = {reproduction.metric, *(claim.metric for claim in reproduction.claims if claim.metric)}
-    named |= {metric for one in reproduction.multiverse for metric in one.metrics.values()}
-    return named | {metrics.drawn(name) for name in named}
+    texts = {reproduction.metric, *(claim.metric for claim in reproduction.claims if claim.metric)}
+    texts |= {metric for one in reproduction.multiverse for metric in one.metrics.values()}
+    named = {RunMetric.parse(text) for text in texts}
+    return named | {metric.drawn for metric in named}
 
 
 class Archive:
@@ -121,7 +122,7 @@ class Archive:
         Raises:
             DataError: a line is damaged.
         """
-        needed, found = _needed(reproduction), dict[str, ArchivedRun]()
+        needed, found = {*map(str, _needed(reproduction))}, dict[str, ArchivedRun]()
         for path in sorted((self.folder / scale).glob("*.jsonl")):
             found |= {key: one for key, one in _read(path).items() if one.metrics.keys() >= needed}
         return found | self.read(scale, name)

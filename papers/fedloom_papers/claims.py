@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedloom.report import formatting as fmt
-from fedloom.report.metrics import Unit, drawn, is_exact, is_level
+from fedloom.report.metrics import RunMetric, Unit
 from fedloom_papers.results import TableResults
 from fedloom_papers.spec import AT, Claim
 from fedloom_papers.table import as_printed
@@ -108,8 +108,8 @@ class ClaimTest:
     def __init__(self, claim: Claim, found: TableResults) -> None:
         self.claim, self.found = claim, found
         self.unit = found.unit if claim.unit is None else Unit(claim.unit)
-        self.metric = claim.metric or found.reproduction.metric
-        self.timed = self.metric.startswith("seconds")
+        self.metric = RunMetric.parse(claim.metric) if claim.metric else found.reproduction.measured
+        self.timed = "seconds" in (self.metric.cost, self.metric.metric.name)
         self.columns, self.left_out = self._columns()
         self.at_chance, self.low = self._at_chance()
         self.columns = [column for column in self.columns if column not in self.at_chance]
@@ -175,7 +175,7 @@ class ClaimTest:
             return ""
         names = {at: [one.folder.name for one in self.found.places[at].attempts] for at in self.cells}
         terms = [[[f, sorted(n for c in cells for n in names[c]), x] for f, cells, x in part] for part in self.parts]
-        key = [terms, self.claim.rule, self.claim.by, self.printed, self.metric, self.unit.name]
+        key = [terms, self.claim.rule, self.claim.by, self.printed, str(self.metric), self.unit.name]
         return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
     def decision(self) -> Decision:
@@ -209,7 +209,7 @@ class ClaimTest:
         if claim.rule == "more" and len(ours) > 1 and not any(ours) and self.unit.name == "%" and claim.than is None:
             return Decision("refuted", float(np.mean(differences)), None, "0 in every seed", p=0.0, seeds=len(ours))
         constant = len(differences) > 1 and len({*differences}) == 1 and math.isfinite(differences[0])
-        if constant and not is_exact(self.metric):
+        if constant and not self.metric.exact:
             return uninformative("spread", "all seeds have the same difference")
         relevant = RELEVANT if self.unit.name == "%" else None
         decision = decide_claim(
@@ -292,7 +292,7 @@ class ClaimTest:
         if any(AT in side for side in self.claim.sides) or len(columns) == len(self.columns):
             return (), next(iter(low.values()), "")
         against = [column for column in columns if any(self._against(part, column, low) for part in parts)]
-        if against and is_level(self.metric):
+        if against and self.metric.is_level:
             return (), next(why for at, why in low.items() if at[1] == against[0])
         return columns, ""
 
@@ -302,7 +302,7 @@ class ClaimTest:
         if at not in self.found.places or len(self.found.places[at].records) < self._planned():
             return ""
         chance = self.found.chance(at[1], self.metric)
-        mean = self.found.number(*at, drawn(self.metric), "%").mean if chance is not None else None
+        mean = self.found.number(*at, self.metric.drawn, "%").mean if chance is not None else None
         if chance is None or mean is None or mean > 100 * chance:
             return ""
         frequent = f"always predicting the most frequent class has {100 * chance:.1f} %"

@@ -11,7 +11,7 @@ from fedloom.report import plots
 from fedloom.report.comparison_page import BANDS
 from fedloom.report.heatmaps import class_counts, rows_legend
 from fedloom.report.learning import ACROSS, ITERATION, bytes_sent
-from fedloom.report.metrics import Unit, curve, drawn
+from fedloom.report.metrics import RunMetric, Unit, curve
 from fedloom.report.mixing import mixing_of_run
 from fedloom.report.page import Figure, Key, PageSection
 from fedloom.report.plots import Dots, Form, Level, Line
@@ -70,13 +70,13 @@ def row_style(found: TableResults, row: str) -> SeriesStyle:
 class MetricAxis:
     """The metric on an axis, and the format of its raw values."""
 
-    metric: str
+    metric: RunMetric
     unit: Unit
 
     @property
     def title(self) -> str:
         """The metric with an initial capital."""
-        return fmt.capital(self.metric)
+        return fmt.capital(str(self.metric))
 
     @property
     def form(self) -> Form | None:
@@ -97,14 +97,13 @@ class MetricAxis:
 
 def table_axis(found: TableResults) -> MetricAxis:
     """The metric of the table."""
-    return MetricAxis(found.reproduction.metric, found.unit)
+    return MetricAxis(found.reproduction.measured, found.unit)
 
 
 def curve_axis(found: TableResults) -> MetricAxis:
     """The metric of the table, or accuracy if it has no curve."""
-    metric = found.reproduction.metric
-    shown = drawn(metric)
-    return MetricAxis(shown, found.unit if metric.endswith(shown) else Unit("%"))
+    metric = found.reproduction.measured
+    return MetricAxis(metric.drawn, found.unit if metric.is_level else Unit("%"))
 
 
 def levels(found: TableResults, columns: Iterable[str]) -> list[Level]:
@@ -133,7 +132,7 @@ class _SeedCurves:
 
 def _series(found: TableResults) -> dict[str, list[_SeedCurves]]:
     """The curves of all rows by column."""
-    metric, series = drawn(found.reproduction.metric), dict[str, list[_SeedCurves]]()
+    metric, series = found.reproduction.measured.drawn, dict[str, list[_SeedCurves]]()
     for (row, column), place in found.places.items():
         curves = [(run, *curve(run, metric)) for run in place.runs]
         if not curves or not all(len(x) for _, x, _ in curves):
@@ -232,7 +231,7 @@ def line_plot(found: TableResults) -> PlotSection | None:
     axis, across = table_axis(found), found.reproduction.across
     title = f"{axis.title} by {across or 'column'}"
     alt = f"{title}; at the last value {axis.ends(lines)}."
-    known = levels(found, found.columns) if drawn(axis.metric) == axis.metric else []
+    known = levels(found, found.columns) if axis.metric.drawn == axis.metric else []
     svg, legend = plots.chart("columns", alt, lines, known, across=across, form_y=axis.form, ticks=ticks)
     caption = f"Filled: ours, mean over seeds{' ± s.d.' if bands else ''}; hollow and dashed: the paper's."
     caption += " Values are spaced evenly." if even else ""

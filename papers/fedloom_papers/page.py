@@ -213,8 +213,8 @@ def _facts(found: TableResults) -> Iterator[tuple[str, str]]:
     if accelerators := {str(one.environment["cuda"]) for one in records if one.environment.get("cuda")}:
         yield "Accelerator", fmt.together(sorted(accelerators))
     yield "Wall time", fmt.duration(found.seconds)
-    sizes = {way: sum(one.bytes[way] for one in records) for way in ("up", "down", "across")}
-    sent = [f"{fmt.size(size)} {way}" for way, size in sizes.items() if size]
+    sizes = {to: sum(one.bytes[to] for one in records) for to in ("up", "down", "across")}
+    sent = [f"{fmt.size(size)} {to}" for to, size in sizes.items() if size]
     yield "Tensor data", fmt.together(sent) or "none"
 
 

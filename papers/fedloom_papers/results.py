@@ -13,7 +13,7 @@ from fedloom.core.errors import DataError
 from fedloom.experiment.config.run import RunConfig
 from fedloom.report import formatting as fmt
 from fedloom.report import metrics
-from fedloom.report.metrics import Unit
+from fedloom.report.metrics import RunMetric, Unit
 from fedloom.report.read import Run, read_run
 from fedloom_papers.archive import ArchivedRun, record_of
 from fedloom_papers.keys import archive_key
@@ -37,11 +37,11 @@ class Attempt:
     record: ArchivedRun | None = None
     problem: str = ""
 
-    def value(self, metric: str) -> float | None:
+    def value(self, metric: RunMetric) -> float | None:
         """The raw value of a metric; None if not measured."""
         if self.run is not None:
             return metrics.value_of(self.run, metric)
-        return None if self.record is None else self.record.metrics.get(metric)
+        return None if self.record is None else self.record.metrics.get(str(metric))
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ class TableResults:
         """The total wall time of the runs."""
         return sum(record.seconds for record in self.records.values())
 
-    def number(self, row: str, column: str, metric: str | None = None, unit: str | None = None) -> CellValue:
+    def number(self, row: str, column: str, metric: RunMetric | None = None, unit: str | None = None) -> CellValue:
         """A metric of a cell in a unit; None for those of the table."""
         place = self.places[row, column]
         factor = self.unit.factor if unit is None else Unit(unit).factor
-        raw = {one.config.seed: one.value(metric or self.reproduction.metric) for one in place.attempts}
+        raw = {one.config.seed: one.value(metric or self.reproduction.measured) for one in place.attempts}
         values = {seed: factor * value for seed, value in raw.items() if value is not None}
         ours, theirs = self._data(row, column)
         return CellValue(values, place.cell.published if metric is None else None, ours == theirs)
@@ -206,13 +206,13 @@ class TableResults:
         name = re.compile(rf"(?<![\w-]){re.escape(theirs.split()[0])}(?![\w-])")
         return name.sub(f"{ours} for {theirs.split()[0]}", column) if name.search(column) else f"{column}, {ours}"
 
-    def chance(self, column: str, metric: str | None = None) -> float | None:
+    def chance(self, column: str, metric: RunMetric | None = None) -> float | None:
         """The accuracy in [0, 1] of always predicting the most frequent class, mean over a column's runs; None if it is
         unknown or the metric is no accuracy."""
-        metric = metrics.drawn(metric or self.reproduction.metric)
+        name = str((metric or self.reproduction.measured).drawn)
         records = [record for (_, at), place in self.places.items() if at == column for record in place.records]
-        measured = [record for record in records if metric in record.metrics]
-        known = [record.chances[metric] for record in measured if metric in record.chances]
+        measured = [record for record in records if name in record.metrics]
+        known = [record.chances[name] for record in measured if name in record.chances]
         return float(np.mean(known)) if known and len(known) == len(measured) else None
 
 

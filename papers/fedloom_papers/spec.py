@@ -19,7 +19,7 @@ from fedloom.experiment.config.foreign_code import refuse_foreign_code
 from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check
-from fedloom.report.metrics import FACTORS
+from fedloom.report.metrics import FACTORS, RunMetric
 from fedloom_papers.shipped import shipped
 
 Scale = Literal["small", "paper"]
@@ -218,6 +218,11 @@ class Reproduction(_SpecModel):
     """Maps of where the paper's headline claim holds."""
     small: ScaleConfig
     paper: ScaleConfig
+
+    @property
+    def measured(self) -> RunMetric:
+        """The metric as a value."""
+        return RunMetric.parse(self.metric)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Reproduction":

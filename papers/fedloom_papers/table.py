@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedloom.report import formatting as fmt
-from fedloom.report.metrics import drawn
 from fedloom_papers.results import TableResults, seeds
 
 OURS, PAPER = "★", "☆"
@@ -35,7 +34,7 @@ def rows(found: TableResults) -> Iterator[Sequence[Any]]:
     values = {column.name: column.value for column in r.columns}
     for (row, column), number in found.numbers.items():
         place, paper = found.places[row, column], number.paper or (None, None)
-        chance = found.chance(column) if drawn(r.metric) == r.metric else None
+        chance = found.chance(column) if r.measured.drawn == r.measured else None
         yield (
             row,
             column,
@@ -83,8 +82,8 @@ def theirs(found: TableResults, row: str, column: str) -> str:
 
 def chance(found: TableResults, column: str) -> str:
     """The chance level of a column in the unit; empty if the metric has none."""
-    metric = found.reproduction.metric
-    level = found.chance(column) if drawn(metric) == metric else None
+    metric = found.reproduction.measured
+    level = found.chance(column) if metric.drawn == metric else None
     return "" if level is None else found.unit.number(found.unit.factor * level)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.run.execute import execute
-from fedloom.report.metrics import value_of
+from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import read_run
 from fedloom_papers.results import TableResults, gather
 from fedloom_papers.spec import Cell, Reproduction, parsed
@@ -73,7 +73,7 @@ run = { iterations = 10 }
 
 def value(folder: Path, metric: str) -> float | None:
     """A metric of a run's folder."""
-    return value_of(read_run(folder), metric)
+    return value_of(read_run(folder), RunMetric.parse(metric))
 
 
 @dataclass(frozen=True)

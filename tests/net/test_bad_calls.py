@@ -42,6 +42,8 @@ from tests.net.processes import Machines, identity, open_files, resident, run_of
 from tests.net.test_faults import after, failures
 
 RUN = run_of("gossip")
+LONG = RUN.model_copy(update={"rounds": 1000})
+"""The same with more rounds, for calls by hand."""
 MIB = 1 << 20
 
 
@@ -165,7 +167,7 @@ def test_a_node_goes_back_to_a_checkpoint_whatever_rounds_it_had_a_part_in(
     """The coordinator has a checkpoint of one round, and is killed some rounds later."""
     with loop() as there:
         host = NodeService(config(tmp_path, "node-0", ["node-0"]))
-        caller = Caller(asking(there, host), RUN)
+        caller = Caller(asking(there, host), LONG)
         caller.open()
         wanted = ""
         for number, t in enumerate(rounds):
@@ -243,7 +245,7 @@ def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Pa
     def ask(n: int) -> Callable[[str, bytes, str], bytes]:
         return lambda kind, body, id: field.loop.run(wire.lines[n].ask(kind, body, deadline=60.0), 90)
 
-    callers = [Caller(ask(n), RUN, n, {str(1 - n): f"node-{1 - n}"}) for n in (0, 1)]
+    callers = [Caller(ask(n), LONG, n, {str(1 - n): f"node-{1 - n}"}) for n in (0, 1)]
     wire.line._hub.run = callers[0].run
     callers[1].run, callers[1].start = callers[0].run, callers[0].start
     with ThreadPoolExecutor(8) as pool:
@@ -477,7 +479,7 @@ def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machin
 
         await asyncio.gather(*(one_after_the_other() for _ in range(16)))
 
-    with started(field.over(RUN)) as engine:
+    with started(field.over(LONG)) as engine:
 
         def calls(rounds: range) -> None:
             for t in rounds:

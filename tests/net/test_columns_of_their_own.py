@@ -68,8 +68,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def nodes_of(files: list[Path], **policy: Any) -> Any:
     """What the nodes know of their files."""
     data = {
-        "node-0": {"rows": files[1], "id": "subject", **policy},
-        "node-1": {"rows": files[2], **policy},
+        "node-0": {"rows": files[1], "id": "subject", "ids_total": 100_000, **policy},
+        "node-1": {"rows": files[2], "ids_total": 100_000, **policy},
     }
     return lambda name: {"data": {"people": data[name]}, "min_rows": 4}
 
@@ -277,7 +277,9 @@ def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
     with machines(tmp_path_factory.mktemp("processes"), 2, begin=False) as made:
         for node, file, id in zip(made.nodes, files[1:], ("subject", "patient"), strict=True):
             config = node.folder / "node.toml"
-            config.write_text(f'min_rows = 4\n{config.read_text()}[data.people]\nrows = "{file}"\nid = "{id}"\n')
+            config.write_text(
+                f'min_rows = 4\n{config.read_text()}[data.people]\nrows = "{file}"\nid = "{id}"\nids_total = 100000\n'
+            )
         federated(made.federation, files)
         made.straight()
         yield made

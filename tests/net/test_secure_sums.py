@@ -74,9 +74,18 @@ def test_the_sum_at_nodes_has_the_loop_s_bits(field: Path) -> None:
     same(at(run, field).summary, execute(run).summary)
 
 
-@pytest.mark.parametrize("method", ["fedmd", "augfl"])
+OTHERS: dict[str, dict[str, Any]] = {
+    "fedmd": {},
+    "augfl": {},
+    "fedboost": {"depth": 2, "bins": 8},
+    "fedforest": {"depth": 2, "bins": 8, "lot": 2},
+    "fedglm": {"l2": 1.0},
+}
+
+
+@pytest.mark.parametrize("method", OTHERS)
 def test_so_have_other_pages(method: str, field: Path) -> None:
-    run = run_of(1, method=method)
+    run = run_of(1, method=method, params=OTHERS[method])
     same(at(run, field).summary, execute(run).summary)
 
 

@@ -253,10 +253,10 @@ def test_only_named_callers_start_runs(caller: str, hosts: Callable[..., RunRequ
 def test_a_run_cannot_continue_beyond_its_rounds(hosts: Callable[..., RunRequest]) -> None:
     from tests.node.hosts import doing
 
-    ask = hosts(max_rounds=3)
+    ask = hosts(max_rounds=1000)
     ask("open", opening())
     ask("do", doing(0, ask.host, round=2))
-    assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith("this node allows rounds 0 to 2")
+    assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith("this run has rounds 0 to 2")
     assert ask.refused("do", doing(1, ask.host, round=-1)).code == rpc_errors.REFUSED
 
 

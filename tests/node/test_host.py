@@ -385,17 +385,18 @@ def test_a_party_that_was_never_called_continues_and_one_that_was_lost_does_not(
     hosts: Callable[..., RunRequest],
 ) -> None:
     ask = hosts()
-    ask("open", opening())
+    long = config(rounds=9)
+    ask("open", opening(long))
     wanted = ask("digest", which())
     for start, round in ((2, 1), (3, 1), (4, 5), (5, 5), (6, 8)):
-        ask("open", opening(start=start, resume=True))
+        ask("open", opening(long, start=start, resume=True))
         ask("restore", which(start=start, round=round))
         assert ask("digest", which(start=start)) == wanted
         if start == 4:  # the only one in which it has a part, which does not count in the end
             ask("do", doing(0, ask.host, start=start, round=round))
     shutil.rmtree(ask.config.state / f"run-{RUN}")
     for start in (7, 8):
-        ask("open", opening(start=start, resume=True))
+        ask("open", opening(long, start=start, resume=True))
         assert ask.refused("restore", which(start=start, round=8)).code == rpc_errors.UNKNOWN
 
 
@@ -446,7 +447,7 @@ def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: RunRequest, monk
 
 def test_a_caller_cannot_fill_the_disk_with_marks(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
-    ask("open", opening())
+    ask("open", opening(config(rounds=9)))
     for t in range(6):
         ask("do", doing(t, ask.host, round=t, kept=[*range(t + 1)]))
     marks = {path.name for path in ask.host._node_runs[RUN].store.folder.glob("mark-*")}

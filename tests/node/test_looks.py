@@ -15,7 +15,8 @@ from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.node.looks import FILE, SCALE, _keyed, _laplace
+from fedloom.remote.node.budget import FILE
+from fedloom.remote.node.looks import SCALE, _keyed, _laplace
 from fedloom.remote.rpc_errors import CallRefused
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening, which
@@ -126,7 +127,7 @@ def test_the_budget_of_looks_outlives_runs_and_restarts(hosts: Hosts, tmp_path: 
         shared = {"on": "own", "eval_mode": "", "broadcast": {}}
         refusal = other.refused("do", doing(9, other.host, method="score", round=-1, shared=shared))
         assert refusal.words == "the 3 looks at these rows are used up: the node's owner must raise looks"
-    assert json.loads((tmp_path / "state" / FILE).read_text()) == {str(tmp_path / "own.csv"): 3}
+    assert json.loads((tmp_path / "state" / FILE).read_text())["cohorts"]["wards"]["looks"] == 3
 
 
 def test_a_repeated_look_tells_nothing_new(hosts: Hosts) -> None:

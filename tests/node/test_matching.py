@@ -37,7 +37,7 @@ def host(hosts: Callable[..., RunRequest], tmp_path: Path) -> Callable[..., RunR
     path.write_text("patient,a\n" + "".join(f"{id},{n}\n" for n, id in enumerate(OURS)))
 
     def make(min_rows: int = 1, **data: Any) -> RunRequest:
-        return hosts(methods=["split"], data={"people": {"rows": path, **data}}, min_rows=min_rows)
+        return hosts(methods=["split"], data={"people": {"rows": path, "ids_total": 1000, **data}}, min_rows=min_rows)
 
     return make
 

@@ -15,7 +15,8 @@ from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases, epsilon
 from fedloom.remote import rpc_errors
-from fedloom.remote.node.privacy_ledger import FILE, PrivacyLedger, lines
+from fedloom.remote.node.budget import FILE, Budget
+from fedloom.remote.node.privacy_ledger import charge, lines
 from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
 
@@ -43,6 +44,10 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         one.close()
 
 
+def spent_by(ask: RunRequest) -> list[Releases]:
+    return ask.host.budget.spent("wards").all_releases()
+
+
 def update(ask: RunRequest, call: int) -> bytes:
     return ask("do", doing(call, ask.host, round=call))
 
@@ -50,26 +55,26 @@ def update(ask: RunRequest, call: int) -> bytes:
 def test_every_call_is_charged_once_and_a_repeated_one_not_again(hosts: Hosts, tmp_path: Path) -> None:
     ask = hosts()
     first = update(ask, 0)
-    after_one = ask.host.privacy.spent(tmp_path / "own.csv")
+    after_one = spent_by(ask)
     (party,) = (r.party for r in ask.host._node_runs.values())
     count = len(party.data)
     assert after_one == [Releases(4.0, -(-count // 8), 8 / count)]
-    assert update(ask, 0) == first and ask.host.privacy.spent(tmp_path / "own.csv") == after_one
+    assert update(ask, 0) == first and spent_by(ask) == after_one
     update(ask, 1)
-    assert ask.host.privacy.spent(tmp_path / "own.csv") == [Releases(4.0, 2 * -(-count // 8), 8 / count)]
+    assert spent_by(ask) == [Releases(4.0, 2 * -(-count // 8), 8 / count)]
     assert party.context.secret is not None and party.context.privacy_budget is not None
 
 
 def test_noise_from_the_seed_protects_nobody_and_is_not_charged(hosts: Hosts, tmp_path: Path) -> None:
     ask = hosts(secret=False)
     update(ask, 0)
-    assert ask.host.privacy.spent(tmp_path / "own.csv") == []
+    assert spent_by(ask) == []
 
 
 def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts: Hosts, tmp_path: Path) -> None:
     ask = hosts()
     update(ask, 0)
-    spent = epsilon(ask.host.privacy.spent(tmp_path / "own.csv"), 1e-5)
+    spent = epsilon(spent_by(ask), 1e-5)
     again = hosts(seed=1, epsilon=1.01 * spent)  # another run after a restart
     (node_run,) = again.host._node_runs.values()
     before = {k: v.clone() for k, v in node_run.party.params.items()}
@@ -78,8 +83,8 @@ def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts
         assert refusal.code == rpc_errors.REFUSED and "privacy budget of these rows" in refusal.words
     (node_run,) = again.host._node_runs.values()
     assert all(v.equal(before[k]) for k, v in node_run.party.params.items())
-    assert epsilon(again.host.privacy.spent(tmp_path / "own.csv"), 1e-5) == spent
-    name, line = "wards", next(lines(again.host.privacy, {"wards": (tmp_path / "own.csv", 1.01 * spent, 1e-5)}))
+    assert epsilon(spent_by(again), 1e-5) == spent
+    name, line = "wards", next(lines(again.host.budget, {"wards": (1.01 * spent, 1e-5)}))
     assert line.startswith(f"{name}: ε = {spent:.3f} of ") and "δ = 1e-05" in line
 
 
@@ -92,15 +97,18 @@ def test_an_unreadable_record_stops_all_releases(content: str, hosts: Hosts, tmp
     assert (tmp_path / "state" / FILE).read_text() == content
 
 
-def test_releases_of_two_files_are_apart_and_those_of_one_add_up(tmp_path: Path) -> None:
-    ledger, one, two = PrivacyLedger(tmp_path), tmp_path / "a.csv", tmp_path / "b.csv"
+def test_releases_of_two_cohorts_are_apart_and_those_of_one_add_up(tmp_path: Path) -> None:
+    one, two = tmp_path / "a.csv", tmp_path / "b.csv"
+    one.write_text("1"), two.write_text("2")
+    ledger = Budget(tmp_path)
     for _ in range(3):
-        ledger.charge(one, Releases(10.0), 2.0, 1e-5)
-    ledger.charge(two, Releases(3.0), 2.0, 1e-5)
-    assert PrivacyLedger(tmp_path).spent(one) == [Releases(10.0, 3)]
-    assert json.loads((tmp_path / FILE).read_text())[str(two)] == [{"sigma": 3.0, "rate": 1.0, "count": 1}]
+        charge(ledger, "a", one, Releases(10.0), 2.0, 1e-5)
+    charge(ledger, "b", two, Releases(3.0), 2.0, 1e-5)
+    assert Budget(tmp_path).spent("a").all_releases() == [Releases(10.0, 3)]
+    found = json.loads((tmp_path / FILE).read_text())
+    assert found["number"] == 4 and found["cohorts"]["b"]["releases"] == [{"sigma": 3.0, "rate": 1.0, "count": 1}]
     before = (tmp_path / FILE).read_bytes()
     with pytest.raises(PrivacyBudgetSpent, match=r"ε = 2 at δ = 1e-05, and this call would make it \d"):
-        ledger.charge(two, Releases(1.0), 2.0, 1e-5)
+        charge(ledger, "b", two, Releases(1.0), 2.0, 1e-5)
     assert (tmp_path / FILE).read_bytes() == before
-    ledger.charge(two, Releases(1.0), float("inf"), 1e-5)
+    charge(ledger, "b", two, Releases(1.0), float("inf"), 1e-5)

@@ -56,8 +56,8 @@ def test_the_own_proxy_is_charged_once_and_is_the_one_that_is_sent() -> None:
     party, charges = peer(0), list[Any]()
     object.__setattr__(party, "context", replace(party.context, privacy_budget=lambda *of: charges.append(of)))
     party.compare(t=0, inbox={"1": {"phi": party.anchor(t=0)["phi"]}})
-    assert charges == [(20.0, 1, 1.0)] and float(party.friends["cosines"][1]) == pytest.approx(1.0)
-    assert torch.equal(party.anchor(t=5)["phi"], party.friends["phi"]) and len(charges) == 1
+    assert charges == [(20.0, 1, 1.0)] and float(party.neighbours["cosines"][1]) == pytest.approx(1.0)
+    assert torch.equal(party.anchor(t=5)["phi"], party.neighbours["phi"]) and len(charges) == 1
 
 
 @pytest.mark.parametrize("threshold", ["eq13", "calibrated", "anchored"])

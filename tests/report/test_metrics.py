@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.run.execute import execute
-from fedloom.report.metrics import Unit, curve, drawn, is_exact, lower, value_of
+from fedloom.experiment.run.metrics import GLOBAL, OWN, Metric
+from fedloom.report.metrics import RunMetric, Unit, curve, value_of
 from fedloom.report.read import Run, read_run
 
 SETTINGS: dict[str, Any] = {
@@ -24,9 +26,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def number(run: Run, metric: str) -> float | None:
+    """A number of a run by its text."""
+    return value_of(run, RunMetric.parse(metric))
+
+
 def value(folder: Path, metric: str) -> float | None:
-    """A metric of a run's folder."""
-    return value_of(read_run(folder), metric)
+    """A number of a run's folder."""
+    return number(read_run(folder), metric)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +83,15 @@ def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
     assert value(folder, "no such metric") is None
 
 
+def test_an_unfinished_run_is_summarized_as_a_finished_one(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    whole, part = read_run(folder).summary.content(), read_run(tmp_path / "run").summary.content()
+    measured = ("accuracy", "own_accuracy", "eval_modes", "bytes", "chance", "own_chance", "messages")
+    assert {key: part[key] for key in measured} == {key: whole[key] for key in measured}
+    assert whole["eval_modes"]
+
+
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
@@ -102,11 +118,11 @@ def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
     ],
 )
 def test_what_follows_from_the_evaluations(written: Run, metric: str, expected: float | None) -> None:
-    assert value_of(written, metric) == (expected if expected is None else pytest.approx(expected))
+    assert number(written, metric) == (expected if expected is None else pytest.approx(expected))
 
 
 def test_a_note_of_some_parties_is_their_mean_at_each_evaluation(written: Run) -> None:
-    x, y = curve(written, "noted")
+    x, y = curve(written, RunMetric.parse("noted"))
     assert (x.tolist(), y.tolist()) == ([5, 10, 15], [1, 3, 4.5])
 
 
@@ -125,17 +141,17 @@ def test_scores_and_attacks_of_parties_with_columns(written: Run) -> None:
     attacks = {name: {"mean": mean, "per_party": {}} for name, mean in kinds.items()}
     values = written.summary.model_dump() | {"scores": {"auc": 0.9, "accuracy": 0.6}, "attacks": attacks}
     run = replace(written, summary=type(written.summary)(**values))
-    assert (value_of(run, "AUC"), value_of(run, "auc")) == (0.9, 0.9)
-    assert (value_of(run, "attack completion"), value_of(run, "attack on messages")) == (0.9, 0.6)
-    assert value_of(run, "bytes until 60 %") == 207  # what parties were sent counts too
-    assert value_of(written, "attack on messages") is None
+    assert (number(run, "AUC"), number(run, "auc")) == (0.9, 0.9)
+    assert (number(run, "attack completion"), number(run, "attack on messages")) == (0.9, 0.6)
+    assert number(run, "bytes until 60 %") == 207  # what parties were sent counts too
+    assert number(written, "attack on messages") is None
 
 
 def test_the_skew_is_the_distance_from_the_mix_of_all(written: Run) -> None:
     held = written.partition.model_copy(update={"counts": ((4, 0), (0, 4), (0, 0))})
-    assert value_of(replace(written, partition=held), "skew") == 0.5
+    assert number(replace(written, partition=held), "skew") == 0.5
     held = written.partition.model_copy(update={"counts": ((2, 2), (1, 1))})
-    assert value_of(replace(written, partition=held), "skew") == 0
+    assert number(replace(written, partition=held), "skew") == 0
 
 
 def test_the_class_mix_of_vertical_parties(tmp_path: Path) -> None:
@@ -150,7 +166,7 @@ def test_the_class_mix_of_vertical_parties(tmp_path: Path) -> None:
     assert [*found.values()] == pytest.approx([4.0, mid])
     assert value(tmp_path / "run", "imbalance degree") == pytest.approx((mid + other) / 2)
     assert value(tmp_path / "run", "class cosine of client 2") is None
-    assert is_exact("class cosine of client 1")
+    assert RunMetric.parse("class cosine of client 1").exact
 
 
 def test_numbers_are_written_in_their_unit() -> None:
@@ -181,15 +197,33 @@ def test_of_which_metrics_less_is_better() -> None:
         "seconds until best",
         "attack on messages",
         "loss mean",
+        "calibration error",
     )
-    assert all(map(lower, less)) and not any(map(lower, ("accuracy", "best own accuracy", "largest agreement")))
+    more = ("accuracy", "best own accuracy", "largest agreement", "mean over rounds of coreset")
+    assert [text for text in (*less, *more) if RunMetric.parse(text).lower] == [*less]
 
 
 def test_a_curve_of_bytes_is_one_of_the_accuracy() -> None:
-    assert [drawn(m) for m in ("bytes", "best own accuracy", "bytes until 60 %", "rounds until 5 % auc", "auc")] == [
-        "accuracy",
-        "own accuracy",
-        "accuracy",
-        "auc",
-        "auc",
-    ]
+    curves = {"bytes": "accuracy", "best own accuracy": "own accuracy", "bytes until 60 %": "accuracy", "auc": "auc"}
+    curves |= {"rounds until 5 % auc": "auc", "first own accuracy of client 1": "own accuracy of client 1"}
+    assert {text: str(RunMetric.parse(text).drawn) for text in curves} == curves
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("auc", RunMetric(Metric("auc"))),
+        ("best own accuracy", RunMetric(OWN, "best")),
+        (
+            "gain of own accuracy 1 step training",
+            RunMetric(Metric("accuracy", "1 step", "training", own=True), "gain of"),
+        ),
+        ("own accuracy tuned of client 1", RunMetric(Metric("accuracy", "tuned", own=True), client=1)),
+        ("attack gradients direct", RunMetric(Metric("attack", "gradients direct"))),
+        ("seconds until best", RunMetric(GLOBAL, cost="seconds")),
+        ("bytes until 62.5 % own accuracy", RunMetric(OWN, cost="bytes", level=0.625)),
+        ("a note of the method", RunMetric(Metric("a note of the method"))),
+    ],
+)
+def test_a_number_is_written_as_it_is_read(text: str, expected: RunMetric) -> None:
+    assert RunMetric.parse(text) == expected and str(expected) == text

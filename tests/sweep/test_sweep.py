@@ -25,8 +25,9 @@ from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import read as read_run_file
 from fedloom.experiment.pool.pool import Ended, Job, Standing, is_finished
 from fedloom.experiment.run.execute import execute
+from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.report.formatting import NBSP
-from fedloom.report.metrics import value_of
+from fedloom.report.metrics import RunMetric, value_of
 from fedloom.report.read import read_run
 from fedloom.sweep import page
 from fedloom.sweep.config import SettingValues, Sweep, nested, read
@@ -268,7 +269,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     ]
     best = found.ranked[0]
     assert best.setting["params.lr"] == 0.05 and len(found.ranked) == 4
-    by_hand = [value_of(read_run(folder), "accuracy") for folder in best.folders.values()]
+    by_hand = [value_of(read_run(folder), RunMetric(GLOBAL)) for folder in best.folders.values()]
     assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(t.mean for t in found.trials)
     assert found.confirmed is not None and [*found.confirmed[0].values] == [7]
 

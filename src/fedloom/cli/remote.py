@@ -69,6 +69,10 @@ def node(
     budget: Annotated[
         bool, typer.Option("--budget", help="Print the privacy budget of the node's rows, and exit.")
     ] = False,
+    accept_restored: Annotated[
+        bool,
+        typer.Option("--accept-restored", help="Use a restored state again, with the whole ε counted, and exit."),
+    ] = False,
     log: LogFormat = "text",
 ) -> None:
     """Take part in runs, beside your own data, until Ctrl-C.
@@ -85,14 +89,28 @@ def node(
 
     os.umask(PRIVATE)
     from fedloom.remote.node import privacy_ledger, process
+    from fedloom.remote.node.audit import AuditLog
+    from fedloom.remote.node.budget import Budget, Spent
     from fedloom.remote.node.config import read
+    from fedloom.remote.node.store import lock_folder
 
     _log_as(log)
     config = config / "node.toml" if config.is_dir() else config
     cfg = read(config)
+    own = {cfg.cohort(data): (data.epsilon, data.delta) for data in cfg.data.values() if data.rows is not None}
+    if accept_restored:
+
+        def exhaust(cohorts: dict[str, Spent]) -> None:
+            for name, limits in own.items():
+                privacy_ledger.exhaust(cohorts.setdefault(name, Spent()), *limits)
+
+        with lock_folder(cfg.state):
+            missing = Budget(cfg.state, cfg.anchor).accept_restored(exhaust)
+            AuditLog(cfg.state / "audit.jsonl").write("accepted a restored budget", cfg.name, missing=missing)
+        out.print(f"The budget is in use again. It lacks {missing} changes, so the whole ε of each cohort is counted.")
+        return
     if budget:
-        own = {name: (data.rows, data.epsilon, data.delta) for name, data in cfg.data.items() if data.rows is not None}
-        for line in privacy_ledger.lines(privacy_ledger.PrivacyLedger(cfg.state), own):
+        for line in privacy_ledger.lines(Budget(cfg.state, cfg.anchor), own):
             out.print(line, markup=False, soft_wrap=True)
         if not own:
             out.print("no data of its own: no budget")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -306,11 +307,28 @@ class Federation:
         weight: str | None,
         min_replies: int = 1,
     ) -> Combined | None:
-        """The weighted mean of replies, none of which anybody sees alone.
+        """The weighted mean of replies, none of which anybody sees alone: rounded to steps of 2^-24, and added as
+        integers, so that every engine gives the same bits. For None see `_masked`."""
+        found = self._masked(ids, method, expect, shared, each, weight, min_replies)
+        if found is None:
+            return None
+        whole, mean = decoded(found[0], expect, weight)
+        return Combined(mean, whole, found[1])
 
-        At nodes the coordinator gets masked replies that only their sum unmasks: see `fedloom.protect.masks`. Replies
-        are rounded to steps of 2^-24 and added as integers, so every engine gives the same bits. None if fewer than
-        `min_replies`, fewer than two thirds of the parties, or fewer than 3 were left.
+    def _masked(
+        self,
+        ids: Sequence[int],
+        method: str,
+        expect: Template,
+        shared: Mapping[str, Any] | None,
+        each: Mapping[int, Mapping[str, Any]] | None,
+        weight: str | None,
+        min_replies: int,
+    ) -> tuple[np.ndarray, tuple[int, ...]] | None:
+        """The sum (d + k,) uint64 of replies, none of which anybody sees alone, and the parties that are part of it.
+
+        At nodes the coordinator gets masked replies that only their sum unmasks: see `fedloom.protect.masks`. None if
+        fewer than `min_replies`, fewer than two thirds of the parties, or fewer than 3 were left.
         """
         _check_callable(method)
         least = max(min_replies, threshold(len(ids)))
@@ -335,8 +353,7 @@ class Federation:
         if total is None or len(valid) < least:
             self._fail(self.coordinator, method, Failure(f"fewer than {least} replies for a secure sum"))
             return None
-        whole, mean = decoded(total, expect, weight)
-        return Combined(mean, whole, tuple(valid))
+        return total, tuple(valid)
 
     def total(
         self,
@@ -348,24 +365,28 @@ class Federation:
         each: Mapping[int, Mapping[str, Any]] | None = None,
         min_replies: int = 1,
     ) -> Total | None:
-        """One message to each party, and the exact sum of their replies, modulo 2^64.
+        """One message to each party, and the exact sum of their replies, modulo 2^64; a secure sum if the run's
+        `[aggregate]` says so, with the same bits.
 
         Args:
             parties: their ids.
-            method: the name of the method that the message calls.
+            method: the name of the method that the message calls; the page's clients list it in `MEANS`.
             expect: the template of a valid reply: tensors of int64 with every dimension known.
             shared, each: as in `call`.
             min_replies: the least number of replies that the step needs.
 
         Returns:
-            None if fewer than `min_replies` were left.
+            None if fewer than `min_replies`, or fewer than a secure sum needs, were left.
 
         Raises:
-            MethodError: as in `call`.
+            MethodError: as in `mean`.
         """
-        replies = self.call(
-            parties, method, shared=shared, each=each, expect=expect, min_replies=max(1, min_replies)
-        )  # fmt: skip
+        self._check_listed(method)
+        ids = list(parties)
+        if self.aggregator.secure:
+            found = self._masked(ids, method, expect, shared, each, None, min_replies)
+            return None if found is None else Total(totaled(found[0], expect), found[1])
+        replies = self._call(ids, method, shared, each, expect, min_replies=max(1, min_replies))
         if not replies:
             return None
         first, *others = (encoded(reply, None, len(replies)) for reply in replies.values())
@@ -458,7 +479,9 @@ class Federation:
     def _check_listed(self, method: str) -> None:
         """Raise MethodError if the page's clients do not list the method in MEANS."""
         if self.means_of_page is not None and method not in self.means_of_page:
-            raise MethodError(f"fed.mean calls {method!r}: list it in MEANS of the page's client, as in CALLS")
+            raise MethodError(
+                f"fed.mean or fed.total calls {method!r}: list it in MEANS of the page's client, as in CALLS"
+            )
 
     def _check_links(self, links: Mapping[int, Sequence[int]]) -> None:
         for i, neighbours in links.items():

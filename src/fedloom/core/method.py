@@ -114,6 +114,11 @@ class MethodConfig(BaseModel):
         """Minimum useful number of rounds, such as one more than the preparatory rounds."""
         return 0
 
+    def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
+        """How often a round calls a method of the party with this context, for those that it calls more than once. A
+        node refuses further calls; it answers a peer's question once for each peer."""
+        return {}
+
     @property
     def exchanges(self) -> bool:
         """Whether clients exchange messages with these settings."""

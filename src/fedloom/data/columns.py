@@ -103,8 +103,7 @@ class RawColumn:
         gone = pc.is_null(self.cells, nan_is_null=pa.types.is_floating(self.cells.type))
         if self.is_text:
             gone = pc.or_(gone, self._missing_text)
-        found: np.ndarray = gone.to_numpy()
-        return found
+        return _array(gone)
 
     @cached_property
     def missing_words(self) -> Mapping[str, int]:
@@ -134,21 +133,20 @@ class RawColumn:
         import pyarrow.compute as pc
 
         if pa.types.is_boolean(self.cells.type):
-            floats: np.ndarray = self.cells.cast(pa.int8()).to_numpy()
-            return floats.astype(np.float64 if self.cells.null_count else bool)
+            return _with_gaps(_array(self.cells), self.missing)
         if not self.is_text:
             return self.words if self.is_time or self.several else _numbers(self.cells)
         gone = self._missing_text
         known = self.cells.filter(pc.invert(gone))
         if not len(known):
             return np.full(len(self), None, dtype=object)
-        if pc.all(pc.is_in(known, pa.array(list(BOOLEANS), pa.large_string()))).as_py():
-            true = pc.is_in(self.cells, pa.array([word for word, one in BOOLEANS.items() if one], pa.large_string()))
-            return _with_gaps(true.to_numpy(), gone.to_numpy())
+        if pc.all(pc.match_substring_regex(known, _one_of(BOOLEANS))).as_py():
+            true = pc.match_substring_regex(self.cells, _one_of(word for word, one in BOOLEANS.items() if one))
+            return _with_gaps(_array(true), _array(gone))
         plain = self._decimal_points
         if not pc.all(pc.match_substring_regex(plain.filter(pc.invert(gone)), f"^({NUMBER})$")).as_py():
             return self.words
-        return _numbers(pc.if_else(gone, pa.scalar(None, pa.large_string()), plain).cast(pa.float64()))
+        return _numbers(pc.if_else(gone, pa.nulls(len(self), pa.large_string()), plain).cast(pa.float64()))
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """(n,) float64, NaN for a gap and for what is no number; and (n,) whether a cell is neither. True is 1."""
@@ -161,7 +159,9 @@ class RawColumn:
         if not self.is_text:
             return np.full(len(self), np.nan), ~self.missing
         fits = pc.match_substring_regex(self._decimal_points, f"^({NUMBER})$")
-        found = _numbers(pc.if_else(fits, self._decimal_points, pa.scalar(None, pa.large_string())).cast(pa.float64()))
+        found = _numbers(
+            pc.if_else(fits, self._decimal_points, pa.nulls(len(self), pa.large_string())).cast(pa.float64())
+        )
         return found, np.isnan(found) & ~self.missing
 
     def take(self, rows: np.ndarray) -> "RawColumn":
@@ -170,10 +170,11 @@ class RawColumn:
 
     @cached_property
     def _missing_text(self) -> Any:
-        import pyarrow as pa
+        """Whether each cell is empty or a missing word. An array of words would make PyArrow import pandas."""
         import pyarrow.compute as pc
 
-        return pc.is_in(self.cells, pa.array(["", None, *self.grammar.missing_words], pa.large_string()))
+        empty = pc.is_null(self.cells)
+        return pc.or_kleene(empty, pc.match_substring_regex(self.cells, _one_of(("", *self.grammar.missing_words))))
 
     @cached_property
     def _ends_in_zero(self) -> bool:
@@ -275,10 +276,33 @@ def _numbers(cells: Any) -> np.ndarray:
 
     if pa.types.is_duration(cells.type):
         units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-        spans: np.ndarray = cells.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy()
-        return spans / units[cells.type.unit]
-    found: np.ndarray = cells.cast(pa.float64(), safe=False).to_numpy()
-    return found
+        return _array(cells.cast(pa.int64()).cast(pa.float64(), safe=False)) / units[cells.type.unit]
+    return _array(cells.cast(pa.float64(), safe=False))
+
+
+def _array(cells: Any) -> np.ndarray:
+    """(n,) booleans or float64 of Arrow's cells, False or NaN for a gap. PyArrow's own way imports pandas."""
+    import pyarrow as pa
+
+    bits = pa.types.is_boolean(cells.type)
+    parts = [np.empty(0, bool if bits else np.float64)]
+    for chunk in cells.chunks:
+        valid, data = chunk.buffers()
+        place = slice(chunk.offset, chunk.offset + len(chunk))
+        if chunk.null_count == len(chunk):
+            values = np.full(len(chunk), False if bits else np.nan)
+        else:
+            values = _bits(data)[place] if bits else np.frombuffer(data, np.float64)[place]
+        if 0 < chunk.null_count < len(chunk):
+            known = _bits(valid)[place]
+            values = values & known if bits else np.where(known, values, np.nan)
+        parts.append(values)
+    return np.concatenate(parts)
+
+
+def _bits(buffer: Any) -> np.ndarray:
+    """The bits of Arrow's buffer as booleans."""
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").astype(bool)
 
 
 def _number_texts(numbers: np.ndarray) -> list[str]:
@@ -307,6 +331,11 @@ def _times_as_text(cells: Any) -> Any:
         return days.cast(pa.large_string())
     text = pc.replace_substring_regex(cells.cast(pa.large_string()), r"\.0+$", "")
     return pc.binary_join_element_wise(text, pa.scalar(zone, pa.large_string()), pa.scalar("", pa.large_string()))
+
+
+def _one_of(words: Iterable[str]) -> str:
+    """A pattern of RE2 that fits these words only."""
+    return "^(" + "|".join(rf"\Q{word}\E" for word in words) + ")$"
 
 
 def known_words(words: Iterable[str | None]) -> list[str]:

@@ -1,7 +1,7 @@
 """Data sets in the layout of the Hugging Face hub, from a folder or the hub.
 
-CSV is read by fedloom, a Parquet file with plain columns and pictures by pyarrow, and all else by `datasets`. Importing
-these takes up to seconds, so functions import them. Code that comes with a data set is never run.
+CSV, and a Parquet file of columns and pictures, are read by PyArrow, and all else by `datasets`. Importing it takes
+up to seconds, so functions import it. Code that comes with a data set is never run.
 """
 
 import contextlib

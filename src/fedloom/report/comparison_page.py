@@ -162,15 +162,15 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
     levels = [] if chance is None else [Level(level, chance)]
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
     groups = [(number, own) for number, own in enumerate(named) if own]
-    scores = metrics(found) if found.joint else {main: Score(f"{main} mean", "Mean accuracy")}
+    scores = metrics(found) if found.joint else {main: Score(main.mean, "Mean accuracy")}
     figures = []
     for name, score in scores.items():
         having = [(number, own) for number, own in groups if all(len(_series(run, score)[0]) for run in own)]
-        curves = [_curve(own, number, score) for number, own in having]
+        curves = [_curve(own, number, name, score) for number, own in having]
         if curves:
             seeds = {len(own) for _, own in having}
             figures.append(_curves_figure(found, name, score, curves, levels if name == main else [], seeds, runs[0]))
-    lines = [replace(_curve(own, number, scores[main]), band=None) for number, own in groups]
+    lines = [replace(_curve(own, number, main, scores[main]), band=None) for number, own in groups]
     spent = [
         np.mean([bytes_sent(run)[: len(line.x)] for run in own], axis=0)
         for (_, own), line in zip(groups, lines, strict=True)
@@ -218,7 +218,7 @@ def _series(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
     return run.curve(score.column, run.last)
 
 
-def _curve(runs: Sequence[Run], number: int, score: Score) -> Line:
+def _curve(runs: Sequence[Run], number: int, metric: Metric, score: Score) -> Line:
     """A method's mean over seeds, by iterations or, in vertical learning, by rounds. The band is the deviation over
     seeds or, with one seed, over clients."""
     first = runs[0]
@@ -229,7 +229,7 @@ def _curve(runs: Sequence[Run], number: int, score: Score) -> Line:
     if s.scores:
         x = x * (s.rounds / max(1, s.iterations))
     elif band is None:
-        band = first.curve(f"{score.column.removesuffix(' mean')} std", first.last)[1]
+        band = first.curve(metric.std, first.last)[1]
     return Line(s.name, x, y.mean(0), series_style(number), band)
 
 

@@ -108,7 +108,7 @@ def cost_figures(
 
 def _curve(run: Run, number: int, stage: str) -> Line:
     """The mean accuracy after a stage; for number 0, the last stage, with the deviation over clients."""
-    x, y = run.curve("accuracy mean", stage)
+    x, y = run.curve(GLOBAL.mean, stage)
     if run.summary.scores:
         label, style = (
             (f"accuracy after the {stage} stage", _dashed(number + 1)) if number else ("accuracy", series_style(0))
@@ -117,7 +117,7 @@ def _curve(run: Run, number: int, stage: str) -> Line:
     label = f"after the {stage} stage" if len(run.stages) > 1 else "mean over clients"
     if number:
         return Line(label, x, y, _dashed(number, "square"))
-    return Line(f"{label} ± s.d. over clients", x, y, series_style(0), run.curve("accuracy std", stage)[1])
+    return Line(f"{label} ± s.d. over clients", x, y, series_style(0), run.curve(GLOBAL.std, stage)[1])
 
 
 def _dashed(number: int, shape: str = "") -> SeriesStyle:
@@ -131,12 +131,12 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     for metric in shown_metrics(s.accuracies, bool(s.unseen)):
         if metric == GLOBAL:
             continue
-        x, y = run.curve(f"{metric} mean", run.last)
+        x, y = run.curve(metric.mean, run.last)
         label = in_mode(metric, bool(s.unseen)) or "unadapted"
         if lines:
             lines.append(Line(label, x, y, _dashed(len(lines), "diamond")))
         else:
-            band = run.curve(f"{metric} std", run.last)[1]
+            band = run.curve(metric.std, run.last)[1]
             lines.append(Line(f"{label} ± s.d. over clients", x, y, series_style(0), band))
     main, chance = lines[0], s.chance_of(s.main)
     where = ", at unseen clients" if s.unseen and s.own_accuracy else ""
@@ -180,9 +180,9 @@ def _evaluations(run: Run) -> PageTable:
             if run.personal
             else []
         )
-        columns = [(fmt.capital(s.describe(metric)), f"{metric} mean", fmt.percent) for metric in own]
-        columns += [("Accuracy", "accuracy mean", fmt.percent)]
-        columns += [("s.d. over clients", "accuracy std", fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
+        columns = [(fmt.capital(s.describe(metric)), metric.mean, fmt.percent) for metric in own]
+        columns += [("Accuracy", GLOBAL.mean, fmt.percent)]
+        columns += [("s.d. over clients", GLOBAL.std, fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
         caption = f"Each evaluation on {s.tested}" + ("; on own rows in the columns that say so" if own else "")
     columns += [("Sent up", "bytes up", _size_cell), ("Sent down", "bytes down", _size_cell)]
     rows: list[tuple[int, list[PageCell]]] = []

@@ -63,9 +63,7 @@ class Run:
     @property
     def stages(self) -> list[str]:
         """The stages after which the accuracy was measured, in order."""
-        return [
-            stage for what, party, stage in self.measured if (what, party) == ("accuracy mean", "") and stage != START
-        ]
+        return [stage for what, party, stage in self.measured if (what, party) == (GLOBAL.mean, "") and stage != START]
 
     def curve(self, metric: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
         """Iterations (n,) and values (n,) of a metric at the start and after a stage of each round."""
@@ -97,7 +95,7 @@ def read_run(folder: Path) -> Run:
         y.append(m.value)
     _check_complete(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores])
     held = partition.parties
-    seen = dict.fromkeys(m.party for m in metrics if held or m.metric == "accuracy")
+    seen = dict.fromkeys(m.party for m in metrics if held or m.metric == str(GLOBAL))
     names = held.ids(seen) if held else tuple(seen)
     if summary.accuracy.clients is not None and names:  # some were absent or do not report their accuracy
         names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
@@ -157,7 +155,7 @@ def _so_far(
     Raises:
         DataError: the run has no evaluation yet, or its config is damaged.
     """
-    evaluations = [m for m in metrics if m.metric == "accuracy mean"]
+    evaluations = [m for m in metrics if m.metric == GLOBAL.mean]
     if not evaluations:
         raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
     try:
@@ -221,7 +219,7 @@ def _check_complete(
     path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]], scores: Sequence[str]
 ) -> None:
     """Raise DataError if an evaluation lacks a metric of the whole federation or one of the scores."""
-    every = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", "bytes across", *scores)
+    every = (GLOBAL.mean, GLOBAL.std, "loss mean", "bytes up", "bytes down", "bytes across", *scores)
     for stage in {stage for metric, _, stage in measured if metric in every} | {START}:
         found = [measured.get((metric, "", stage), ([], []))[0] for metric in every]
         if not found[0] or any(iterations != found[0] for iterations in found):

@@ -78,10 +78,10 @@ def metrics(found: Comparison) -> dict[Metric, Score]:
     if found.joint:
         return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
     if not found.personal:
-        return {found.metric: Score(f"{found.metric} mean", "Accuracy")}
+        return {found.metric: Score(found.metric.mean, "Accuracy")}
     every = dict.fromkeys([found.metric, *(metric for m in found.methods for metric in m.accuracies)])
     names = shown_metrics(every, bool(found.unseen))
-    return {name: Score(f"{name} mean", fmt.capital(found.describe(name))) for name in names}
+    return {name: Score(name.mean, fmt.capital(found.describe(name))) for name in names}
 
 
 def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:

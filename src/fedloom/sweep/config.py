@@ -15,7 +15,7 @@ from fedloom.core.problems import problems
 from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.reading import check, read_values
-from fedloom.report.metrics import Unit, lower
+from fedloom.report.metrics import RunMetric, Unit
 
 SettingValues: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
@@ -80,7 +80,7 @@ class SweepConfig(_SweepModel):
     metric: str = Field("accuracy", min_length=1)
     """The metric to optimize: see docs/sweep.md."""
     better: Literal["higher", "lower"] | None = None
-    """Direction; None for lower of a loss, bytes, rounds, seconds or an attack, and higher of all others."""
+    """Direction; None for lower of a loss, an error, bytes, rounds, seconds or an attack, and higher of all others."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """Seeds of each trial, which is ranked by its mean."""
     validation: float = Field(0.25, ge=0, lt=1)
@@ -134,16 +134,22 @@ class SweepConfig(_SweepModel):
         return self
 
     @property
+    def ranked(self) -> RunMetric:
+        """The metric as a value."""
+        return RunMetric.parse(self.metric)
+
+    @property
     def less(self) -> bool:
         """Whether lower is better."""
-        return lower(self.metric) if self.better is None else self.better == "lower"
+        return self.ranked.lower if self.better is None else self.better == "lower"
 
     @property
     def unit(self) -> Unit:
         """The unit of the metric."""
-        if "accuracy" in self.metric and not self.metric.startswith(("rounds", "iterations", "bytes")):
-            return Unit("%")
-        return Unit("MB" if self.metric.startswith("bytes") else "%" if self.metric.endswith("recall") else "")
+        name = self.ranked.cost or self.ranked.metric.name
+        if name.startswith("bytes"):
+            return Unit("MB")
+        return Unit("%" if "accuracy" in name or name.endswith("recall") else "")
 
     @property
     def ranked_by(self) -> str:

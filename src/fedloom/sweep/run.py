@@ -214,7 +214,7 @@ class _TrialRunner:
 
     def _values(self, folders: Mapping[int, Path]) -> dict[int, float]:
         """The metric of each finished run."""
-        found, metric = {}, self.sweep.config.metric
+        found, metric = {}, self.sweep.config.ranked
         for seed, folder in folders.items():
             if self.ended[folder].state not in ("kept", "finished"):
                 continue
@@ -224,7 +224,7 @@ class _TrialRunner:
                 s = run.summary
                 known = sorted({*map(str, (*s.scores, *s.accuracies)), *(what for what, _, _ in run.measured)})
                 raise ConfigError(
-                    f"sweep.metric: runs have no metric {metric!r}. Valid metrics are {', '.join(known)}."
+                    f"sweep.metric: runs have no metric {str(metric)!r}. Valid metrics are {', '.join(known)}."
                 )
             found[seed] = value
         return found

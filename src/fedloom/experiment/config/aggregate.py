@@ -35,7 +35,8 @@ class AggregateConfig(Section):
     f: int = Field(1, ge=1)
     """Number of clients with arbitrary numbers that a rule withstands. It needs 2 f + 1 clients, Krum 2 f + 3."""
     secure: bool = False
-    """Whether the server learns only the mean and the sum of the weights, by secure sums of at least 3 participants."""
+    """Whether the server gets the mean and the sum of the weights by secure sums of at least 3 participants, and no
+    single message. A mean can still hold rows."""
     noise: NoiseConfig | None = None
     """Noise on the mean; None for no noise."""
 

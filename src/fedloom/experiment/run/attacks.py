@@ -13,6 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.evaluation import LeaksLabels
 from fedloom.core.rng import stream
 from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.metrics import ATTACK, Metric
 from fedloom.protect import attacks
 
 
@@ -40,9 +41,9 @@ def label_attacks(
     for m, values in successes(plan, embedded, each).items():
         for attack, value in values.items():
             shares.setdefault(attack, []).append(value)
-            yield f"attack {attack}", value, name(m)
+            yield str(Metric(ATTACK, attack)), value, name(m)
     for attack, each_share in shares.items():
-        yield f"attack {attack} mean", float(np.mean(each_share)), ""
+        yield Metric(ATTACK, attack).mean, float(np.mean(each_share)), ""
 
 
 def successes(plan: RunPlan, embedded: Mapping[int, Tensor], each: int) -> dict[int, dict[str, float]]:

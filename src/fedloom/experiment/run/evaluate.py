@@ -66,13 +66,13 @@ def clients_by_metric(metric: Metric, plan: RunPlan) -> dict[Metric, list[int]]:
 
 
 def client_spread(
-    metric: Metric | str, each: Mapping[int, float], name: Callable[[int], str]
+    metric: Metric, each: Mapping[int, float], name: Callable[[int], str]
 ) -> Iterator[tuple[str, float, str]]:
     """A metric of each client, and its mean and standard deviation; nothing without clients."""
     if each:
         yield from ((str(metric), value, name(i)) for i, value in each.items())
-        yield f"{metric} mean", float(np.mean([*each.values()])), ""
-        yield f"{metric} std", float(np.std([*each.values()])), ""
+        yield metric.mean, float(np.mean([*each.values()])), ""
+        yield metric.std, float(np.std([*each.values()])), ""
 
 
 def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, float, str]]:

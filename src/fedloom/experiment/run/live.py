@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
 from fedloom.experiment.run.evaluation import evaluation_of
+from fedloom.experiment.run.metrics import GLOBAL, Metric
 from fedloom.experiment.run.view import FILE, PartyStatus, RecentFailure, View, own_process
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Live:
         engine: "Engine",
         fed: "Federation",
         record: "Record",
-        metric: str,
+        metric: Metric,
         where: str,
     ) -> None:
         self._folder, self._engine, self._fed, self._record = folder, engine, fed, record
@@ -74,7 +75,8 @@ class Live:
         self._ids = {engine.name(i): i for i in engine.ids}
         self._owners = {engine.name(i): engine.owner(i) for i in engine.ids if engine.owner(i)}
         self._constants = _constants(plan, metric)
-        self._about = {"metric": metric, "engine": where, "started": time(), "process": own_process()}
+        self._main = metric
+        self._about = {"metric": str(metric), "engine": where, "started": time(), "process": own_process()}
         self._of_party = {str(one) for one in evaluation_of(plan).party_metrics(plan)}
         self._coordinator = () if plan.server is None else (fed.coordinator,)
         self._points: dict[int, float] = {}
@@ -166,7 +168,7 @@ class Live:
                 continue
             if party and metric in self._of_party:
                 self._accuracies[party] = value
-            elif metric == f"{self._about['metric']} mean":
+            elif metric == self._main.mean:
                 self._points[round] = value
         self._read = len(self._record.metrics)
         (first, began), (done, now) = self._clock[0], self._clock[-1]
@@ -214,10 +216,10 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [*points[:: step or 1], *(points[-1:] if step > 1 and (len(points) - 1) % step else ())]
 
 
-def _constants(plan: "RunPlan", metric: str) -> dict[str, Any]:
+def _constants(plan: "RunPlan", metric: Metric) -> dict[str, Any]:
     """The fields of a view that do not change during a run."""
     run, data = plan.run, plan.data
-    chance = plan.chance if metric == "accuracy" and "test" in data.labels else plan.own_chance()
+    chance = plan.chance if metric == GLOBAL and "test" in data.labels else plan.own_chance()
     names = {"name": run.label, "method": plan.method.name, "dataset": data.name}
     return {**names, "seed": run.seed, "rounds": plan.rounds, "chance": chance}
 

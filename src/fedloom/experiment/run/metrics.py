@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-LOWER = ("loss", "error")
-"""Words in the names of metrics of which a lower value is better."""
+ERRORS, COSTS = ("loss", "error"), ("attack", "bytes", "rounds", "iterations", "seconds")
+"""Lower is better of a metric whose name has a word of `ERRORS`, or starts with one of `COSTS`."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,19 @@ class Metric:
         return f"{self.mode} {self.group}".strip()
 
     @property
+    def mean(self) -> str:
+        """The name in `metrics.csv` of its mean over clients or parties."""
+        return f"{self} mean"
+
+    @property
+    def std(self) -> str:
+        """The name in `metrics.csv` of its standard deviation over clients."""
+        return f"{self} std"
+
+    @property
     def lower_is_better(self) -> bool:
         """Whether a lower value is better."""
-        return self.name == ATTACK or any(word in self.name for word in LOWER)
+        return self.name.startswith(COSTS) or any(word in self.name for word in ERRORS)
 
 
 ATTACK = "attack"
@@ -101,7 +111,7 @@ class Score:
 
 
 SCORES = {
-    GLOBAL: Score("accuracy mean", "Accuracy"),
+    GLOBAL: Score(GLOBAL.mean, "Accuracy"),
     Metric("balanced accuracy"): Score("balanced accuracy", "Balanced accuracy"),
     Metric("auc"): Score("auc", "AUC", share=False),
     Metric("log loss"): Score("loss mean", "Log-loss", share=False),

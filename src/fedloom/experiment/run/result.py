@@ -285,7 +285,7 @@ def client_accuracies(
 def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
     """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties alone,
     and success of attacks."""
-    accuracy = final["accuracy mean", ""]
+    accuracy = final[GLOBAL.mean, ""]
     attacks: dict[str, dict[str, float]] = {}
     for (text, party), value in final.items():
         if party and (metric := parse(text)).name == ATTACK:

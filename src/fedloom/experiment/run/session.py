@@ -117,7 +117,7 @@ class Session:
         self.record = Record()
         self.done = 0
         self.evaluation = evaluation_of(plan)
-        self.main = str(self.evaluation.main_metric(plan))
+        self.main = self.evaluation.main_metric(plan)
         self.accuracy = float("nan")
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
@@ -148,7 +148,7 @@ class Session:
             self._load(states)
             self._restore()
             self.engine.saved(self.done)
-            last = [r[-1] for r in self.record.metrics if r[4] == f"{self.main} mean"]
+            last = [r[-1] for r in self.record.metrics if r[4] == self.main.mean]
             self.accuracy = last[-1] if last else self.accuracy
             return
         if resume:
@@ -184,7 +184,7 @@ class Session:
                     self.done,
                     plan.rounds,
                     self.done * step,
-                    self.main,
+                    str(self.main),
                     self.accuracy,
                     len(self.fed.failures),
                     self.done in milestones,
@@ -335,7 +335,7 @@ class Session:
             return
         for metric, value, party in metrics:
             self.record.add_metric(round, iteration, stage, metric, value, party)
-            if metric == f"{self.main} mean":
+            if metric == self.main.mean:
                 self.accuracy = value
         for direction, count in traffic(self.fed).items():
             self.record.add_metric(round, iteration, stage, f"bytes {direction}", count)

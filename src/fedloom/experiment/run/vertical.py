@@ -40,8 +40,8 @@ class VerticalEvaluation:
         if not np.isfinite(probabilities).all():
             raise MethodError("predictions are not finite, as training diverged: lower params.lr")
         found, rare = classifier_metrics(probabilities, y), np.isin(y, plan.run.columns.rare_classes)
-        yield f"{GLOBAL} mean", found.accuracy, ""
-        yield f"{GLOBAL} std", 0.0, ""
+        yield GLOBAL.mean, found.accuracy, ""
+        yield GLOBAL.std, 0.0, ""
         yield "loss mean", found.log_loss, ""
         yield "balanced accuracy", found.balanced, ""
         if np.isfinite(found.auc):
@@ -63,7 +63,7 @@ class VerticalEvaluation:
                 ]
                 metric = replace(rows, mode=eval_mode)
                 yield from ((str(metric), value, engine.name(i)) for i, value in zip(replies, each, strict=True))
-                yield f"{metric} mean", float(np.mean(each)), ""
+                yield metric.mean, float(np.mean(each)), ""
         if plan.run.evaluate.attack_labels is not None:
             yield from label_attacks(plan, _contributions(plan, engine, "aligned"), engine.name)
 

@@ -299,14 +299,14 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
         how: Any = {"check": partial(server.check, **batch), "read": partial(server.read, **batch)}
         found = fed.mean(chosen, "predict", shared=batch, each=each, expect=template, kind="probabilities", **how)
-        heard = () if found is None else found.ids
-        server.restart({*chosen} - {*heard})
+        replied = () if found is None else found.ids
+        server.restart({*chosen} - {*replied})
         if found is None:
             continue
         server.learn(found, **batch)
-        labels, differences = server.teach(heard, **batch)
-        taught = fed.call(heard, "distil", shared={**batch, **labels}, each=differences)
-        server.forget({*heard} - taught.keys())
+        labels, differences = server.teach(replied, **batch)
+        taught = fed.call(replied, "distil", shared={**batch, **labels}, each=differences)
+        server.forget({*replied} - taught.keys())
     yield "transfer"
 
 

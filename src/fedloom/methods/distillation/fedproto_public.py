@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Federation, Method, Party, floats
+from fedloom.core.page import Adam, ClientContext, Federation, Method, Party, floats
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
 from fedloom.methods.features import HEAD, Features, linear
 
@@ -49,6 +49,10 @@ class FedProtoPublicConfig(TrainingConfig):
     FEATURE_DIM: ClassVar[str] = "feature_dim"
     feature_dim: int | None = Field(None, ge=1)
     """Common feature dimension d, by a linear layer after each network's features; None for the features themselves."""
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """Once for each public batch."""
+        return {"embed": self.tau, "align": self.tau}
 
 
 class AdaptedFeatures(Features):

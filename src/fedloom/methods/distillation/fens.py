@@ -30,7 +30,19 @@ from torch import Tensor, nn
 from torch.func import grad
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Aggregator, Federation, Method, Network, Party, Shape, Template, Tree, sample_plan
+from fedloom.core.page import (
+    Adam,
+    Aggregator,
+    ClientContext,
+    Federation,
+    Method,
+    Network,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    sample_plan,
+)
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.feddf import model_of, set_model
 from fedloom.methods.steps import cross_entropy
@@ -59,6 +71,10 @@ class FensConfig(steps.TrainingConfig):
     """Learning rate of a client's step of f."""
     server_lr: float = Field(1e-3, gt=0)
     """Learning rate of the server's Adam."""
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """Once for each step of the aggregator."""
+        return {"learn_aggregator": self.aggregator_steps}
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: all clients get each client's model."""

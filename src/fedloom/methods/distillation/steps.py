@@ -23,6 +23,7 @@ from fedloom.core.page import (
     BATCH_CACHE,
     Aggregator,
     BlackBoxModel,
+    ClientContext,
     CrossFit,
     MethodConfig,
     MethodError,
@@ -81,6 +82,10 @@ class LogitsConfig(MethodConfig):
         if (self.coding == "top-k") != (self.top_k is not None):
             raise ValueError('coding = "top-k" needs top_k, and top_k needs coding = "top-k": set both or neither')
         return self
+
+    def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
+        """Once for each public batch."""
+        return {"predict": self.tau, "distil": self.tau}
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: coded answers cannot be added."""

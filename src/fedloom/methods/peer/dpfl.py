@@ -40,7 +40,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Shape, Template, Tree, weighted_mean
+from fedloom.core.page import ClientContext, Federation, Method, Party, Shape, Template, Tree, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import held_out, mixing
 
@@ -57,6 +57,10 @@ class DpflConfig(steps.LocalSGDConfig):
     """Rounds from one choice of helpers to the next (P)."""
     validation: float = Field(0.2, gt=0, lt=1)
     """Share of the own rows that is held out from training, for trying models."""
+
+    def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
+        """In the first round once for each group of peers that is tried."""
+        return dict.fromkeys(("batch", "sift"), context.parties)
 
 
 @final

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import (
     Aggregator,
+    ClientContext,
     Federation,
     Guarantee,
     MethodConfig,
@@ -146,6 +147,10 @@ class SelectionConfig(MethodConfig):
             return ()
         note = lambda sent: self.dp.epsilon(round(max(sent)))
         return (Guarantee("feature proxy φ and choice of neighbours", REPLACED, self.dp.delta, SENT, note),)
+
+    def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
+        """Twice in a round that explores by probing."""
+        return {"choose": 2, "reckon": 2}
 
     def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""

@@ -81,6 +81,7 @@ class FedBoostClient(Party[FedBoostConfig]):
     STATE = ("layout", "trees", "scores", "node", "words")
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
+    MEANS = ("segments", "words_of", "rows", "histograms")
     segments = steps.segments
     words_of = steps.words_of
 
@@ -92,20 +93,20 @@ class FedBoostClient(Party[FedBoostConfig]):
         self.scores = self.words = torch.zeros(T, n, dtype=torch.int64)
         self.node = torch.zeros(T, n, dtype=torch.int32)
 
-    def rows(self) -> dict[str, Tensor]:
-        """The number of own rows (K,) by class."""
+    def rows(self, *, t: int) -> dict[str, Tensor]:
+        """The number of own rows (K,) by class, as asked in round t: a node adds up one answer with one set of others
+        only."""
         labels = torch.from_numpy(steps.own_labels(self))
         return {"rows": torch.bincount(labels, minlength=self.context.classes)}
 
-    def begin(self, *, layout: Any, first: int, trees: Any) -> dict[str, Tensor]:
-        """Take the bins and the trees that this owner lacks; its rows (K,) by class."""
+    def begin(self, *, layout: Any, first: int, trees: Any) -> None:
+        """Take the bins and the trees that this owner lacks."""
         self.layout = layout or self.layout
         news = steps.catch_up(self, first, trees)
         self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
-        return self.rows()
 
-    def histograms(self, *, bits: int, splits: Any, asked: Tensor, tree: Tensor) -> dict[str, Tensor]:
-        """The sums of g, h and rows by bin in the asked nodes, two in one word."""
+    def histograms(self, *, t: int, bits: int, splits: Any, asked: Tensor, tree: Tensor) -> dict[str, Tensor]:
+        """The sums of g, h and rows by bin in the asked nodes of round t's trees, two in one word."""
         own = steps.binned(self)
         if not len(splits["node"]):
             g, h = exact.gradients(self.scores.numpy(), own.y, bits)
@@ -214,20 +215,20 @@ def round(
 ) -> Iterator[str]:
     """The trees of one round."""
     K, T = server.context.classes, outputs(server.context.classes)
-    by_class = {"rows": Shape("int64", K)}
+    by_class, asked = {"rows": Shape("int64", K)}, {"t": t}
     if not server.layout:  # agree
         layout = steps.agree(fed, server, clients)
-        counted = None if layout is None else fed.total(clients, "rows", expect=by_class)
+        counted = None if layout is None else fed.total(clients, "rows", shared=asked, expect=by_class)
         if layout is None or counted is None:
             return
         server.layout, server.trees = steps.layout_tree(layout), steps.trees_tree(base(counted.value["rows"].numpy()))
     layout = steps.layout_of(server.layout)
-    began = fed.total(clients, "begin", each=steps.news(server, clients), expect=by_class)
+    began = fed.total(steps.begin(fed, server, clients), "rows", shared=asked, expect=by_class)
     if began is None:
         return
     rows = int(began.value["rows"].sum())
     trees, bits = growth(cfg, layout, T, rows), exact.bits_for(rows)
-    if not steps.grow(fed, began.ids, trees, 3, {"bits": bits}):
+    if not steps.grow(fed, began.ids, trees, 3, {**asked, "bits": bits}):
         return
     news = grown(cfg, trees, rows)
     message = {

@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Shape
+from fedloom.core.page import Federation, Method, Party
 from fedloom.methods.tables import steps
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import PARTS, copies
@@ -74,6 +74,7 @@ class FedForestClient(Party[FedForestConfig]):
     STATE = ("layout", "trees", "node", "drawn")
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "begin", "histograms", "learn")
+    MEANS = ("segments", "words_of", "histograms")
     segments = steps.segments
     words_of = steps.words_of
 
@@ -84,11 +85,10 @@ class FedForestClient(Party[FedForestConfig]):
         self.node = torch.zeros(0, len(self.context.rows), dtype=torch.int32)
         self.drawn = torch.zeros(0, len(self.context.rows), dtype=torch.int64)
 
-    def begin(self, *, layout: Any, first: int, trees: Any) -> dict[str, Tensor]:
-        """Take the bins and the trees that this owner lacks; the number of its rows."""
+    def begin(self, *, layout: Any, first: int, trees: Any) -> None:
+        """Take the bins and the trees that this owner lacks."""
         self.layout = layout or self.layout
         steps.catch_up(self, first, trees)
-        return {"rows": self.context.row_count}
 
     def histograms(self, *, numbers: Tensor, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor) -> Any:
         """The drawn rows of each class by bin in the asked nodes and columns, two numbers in one word."""
@@ -177,15 +177,13 @@ def round(
         if layout is None:
             return
         server.layout = steps.layout_tree(layout)
-    began = fed.total(clients, "begin", each=steps.news(server, clients), expect={"rows": Shape("int64")})
-    if began is None:
-        return
+    owners = steps.begin(fed, server, clients)
     trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t))
     numbers = torch.arange(t * cfg.lot, (t + 1) * cfg.lot)
-    if not steps.grow(fed, began.ids, trees, server.context.classes, {"numbers": numbers}):
+    if not steps.grow(fed, owners, trees, server.context.classes, {"numbers": numbers}):
         return
     news = grown(trees)
-    learned = fed.call(began.ids, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
+    learned = fed.call(owners, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
     steps.learn(server, news, trees.gains, learned)
     yield "round"
 

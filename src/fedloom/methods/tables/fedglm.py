@@ -30,9 +30,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import Federation, LearnedTable, Method, MethodConfig, MethodError, Party, Shape
+from fedloom.core.page import Aggregator, Federation, LearnedTable, Method, MethodConfig, MethodError, Party, Shape
 from fedloom.methods.tables import newton
-from fedloom.methods.tables.steps import kept, tensors
+from fedloom.methods.tables.steps import kept, refusal, tensors
 
 SMALL_STEP = 1e-9
 """A step below this, of coefficients of standardized columns, is the last."""
@@ -51,6 +51,10 @@ class FedGLMConfig(MethodConfig):
     level: float = Field(0.95, gt=0, lt=1)
     """Of confidence intervals."""
 
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`."""
+        return refusal(aggregator)
+
     @property
     def iterations_per_round(self) -> int:
         """20 rounds unless the run says otherwise; most fits need eight."""
@@ -65,14 +69,16 @@ class FedGLMClient(Party[FedGLMConfig]):
     STATE = ("design", "beta")
     EXPORT = ("design", "beta")
     CALLS = ("exponents", "sums", "squares", "derivatives")
+    MEANS = ("exponents", "sums", "squares", "derivatives")
 
     def setup(self) -> None:
         """No coefficients."""
         self.design: dict[str, Any] = {}
         self.beta = torch.zeros(self.context.classes - 1, 0, dtype=torch.float64)
 
-    def exponents(self) -> dict[str, Tensor]:
-        """The complete rows (K,) by class, all rows, and the columns' numbers (p, 256) by exponent."""
+    def exponents(self, *, t: int) -> dict[str, Tensor]:
+        """The complete rows (K,) by class, all rows, and the columns' numbers (p, 256) by exponent, as asked in round
+        t: a node adds up one answer with one set of others only."""
         x, y = complete(self)
         rows = np.bincount(y, minlength=self.context.classes)
         found = tensors(rows=rows, exponents=newton.exponents(x))
@@ -224,11 +230,11 @@ def estimates(design: Any, accepted: Any) -> tuple[np.ndarray, np.ndarray]:
     return beta, errors
 
 
-def agree(fed: Federation, server: FedGLMServer, clients: Sequence[int]) -> bool:
+def agree(fed: Federation, server: FedGLMServer, clients: Sequence[int], t: int) -> bool:
     """Set the server's `design`: mean and scale of each column; False if an owner's sums are missing."""
     p, K = len(labels(server)), server.context.classes
     expect = {"rows": Shape("int64", K), "exponents": Shape("int64", p, 256), "all": Shape("int64")}
-    counted = fed.total(clients, "exponents", expect=expect)
+    counted = fed.total(clients, "exponents", shared={"t": t}, expect=expect)
     if counted is None:
         return False
     by_class = counted.value["rows"]
@@ -254,7 +260,7 @@ def agree(fed: Federation, server: FedGLMServer, clients: Sequence[int]) -> bool
 
 def round(fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: FedGLMConfig, t: int) -> Iterator[str]:
     """One step of Newton's method."""
-    if server.done or (not server.design and not agree(fed, server, clients)):
+    if server.done or (not server.design and not agree(fed, server, clients, t)):
         return
     shared = {"design": {name: server.design[name] for name in ("mean", "scale", "kept", "rows")}, "beta": server.beta}
     size = newton.size(server.beta.shape[1], server.context.classes)

@@ -15,8 +15,18 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fedloom.core.aggregate import MEAN
 from fedloom.core.message import digest
-from fedloom.core.page import Federation, LearnedTable, MethodConfig, Party, Shape, Tree
+from fedloom.core.page import (
+    Aggregator,
+    ClientContext,
+    Federation,
+    LearnedTable,
+    MethodConfig,
+    Party,
+    Shape,
+    Tree,
+)
 from fedloom.trees import bins as binning
 from fedloom.trees import histograms
 from fedloom.trees.bins import Agreement, Bins, Question
@@ -28,6 +38,13 @@ FEW_ROWS = 2000
 T = TypeVar("T")
 
 
+def refusal(aggregator: Aggregator) -> str:
+    """Why owners that send sums of integers alone cannot be combined this way; "" if they can."""
+    if aggregator == MEAN or aggregator.secure:
+        return ""
+    return "its sums of integers are exact: leave aggregate.rule and aggregate.noise out"
+
+
 class TreesConfig(MethodConfig):
     """The bins of all columns, and the owners' number as a column."""
 
@@ -36,6 +53,14 @@ class TreesConfig(MethodConfig):
     owner_column: bool = False
     """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
     learns the owner of each count."""
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`."""
+        return refusal(aggregator)
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """At most once for each bit of a column's keys, and for each level of the trees."""
+        return {"segments": 64, "histograms": 64}
 
 
 # -- trees of tensors and arrays ----------------------------------------------------------------------------------
@@ -327,6 +352,15 @@ def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
         lacked = trees_tree(model.after(max(first, 0)))
         messages[i] = {"layout": server.layout if first < 0 else None, "first": max(first, 0), "trees": lacked}
     return messages
+
+
+def begin(fed: Federation, server: Any, clients: Sequence[int]) -> tuple[int, ...]:
+    """Send each client the bins and trees that it lacks; the clients that have all."""
+    now = len(server.trees["root"])
+    if lacking := [i for i in clients if int(server.known[i]) < now]:
+        taken = fed.call(lacking, "begin", each=news(server, lacking), expect=None)
+        server.known = server.known.index_fill(0, torch.tensor(list(taken), dtype=torch.long), now)
+    return tuple(i for i in clients if int(server.known[i]) == now)
 
 
 def learn(server: Any, trees: Trees, gains: np.ndarray, learned: Iterable[int]) -> None:

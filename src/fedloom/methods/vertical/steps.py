@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedloom.core.page import (
     SGD,
     Adam,
+    ClientContext,
     Federation,
     MethodConfig,
     MethodError,
@@ -272,6 +273,11 @@ class SplitConfig(MethodConfig):
     def learned(self) -> int:
         """Number of trained dimensions of an embedding."""
         return self.embedding_dim - self.pca_dim
+
+    def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
+        """Once for each batch of aligned rows in an epoch."""
+        batches = self.epochs * math.ceil(context.aligned / self.batch_size)
+        return dict.fromkeys(("embed", "update", "update_mixed", "project", "agree"), batches)
 
     @property
     def iterations_per_round(self) -> int:

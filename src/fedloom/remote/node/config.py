@@ -71,6 +71,15 @@ class NodeData(FileSection):
     for none (rows)."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
+    people: str | None = None
+    """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
+    name of this section."""
+    exact_distances: bool = False
+    """Whether trust distances may be sent in float32, which reveals most about the own rows (rows)."""
+    max_answers: int | None = Field(None, ge=0)
+    """Limit of the rows of coordinators that are answered, over all runs (rows); None for twice the public rows."""
+    ids_total: int | None = Field(None, ge=1)
+    """Limit of the coordinators' ids in all alignments together (rows); None for twice the own rows."""
     max_ids: int = Field(1_000_000, ge=1, le=MOST)
     """Limit of the coordinator's ids in one alignment (rows): it learns of each whether it is here."""
 
@@ -103,7 +112,7 @@ class NodeData(FileSection):
             raise ValueError("id needs rows; remove it, as a dataset needs no alignment")
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
-        words = ("keep", "drop", "label", "group", "owner", "missing", "test")
+        words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total")
         if self.rows is None and (given := [name for name in words if getattr(self, name)]):
             raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
         if self.owner is not None and self.group is None:
@@ -136,6 +145,9 @@ class NodeConfig(FileSection):
     """The key of its certificate."""
     revoked: RelativePath | None = None
     """PEM list of revoked certificates (CRL), read again when it changes."""
+    anchor: RelativePath | None = None
+    """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
+    noticed. None for none."""
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
     """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
     of names, without addresses, is for a transport of another kind, such as Flower's."""
@@ -207,6 +219,10 @@ class NodeConfig(FileSection):
             if self.insecure and not local(address):
                 raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
         return self
+
+    def cohort(self, data: NodeData) -> str:
+        """The name of the people of these rows."""
+        return data.people or next(name for name, one in self.data.items() if one is data)
 
     @property
     def credentials(self) -> Credentials | None:

@@ -7,7 +7,6 @@ budget for each file, kept on disk, bounds the number of looks of all runs and c
 
 import hashlib
 import hmac
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,41 +17,27 @@ import torch
 from fedloom.core import message
 from fedloom.core.evaluation import MAX_LOSS
 from fedloom.core.message import Tree
-from fedloom.core.paths import write_atomically
+from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.rpc_errors import refused
 
 SCALE: Final = 2.0
 """Scale of the noise, in rows: of two files that differ in one row, no count is e^(1 / SCALE) times likelier."""
-FILE: Final = "looks.json"
 
 
-class LookBudget:
-    """The looks that were made at each file, in the node's folder."""
+def look(budget: Budget, cohort: str, file: Path, limit: int) -> None:
+    """Record a look, on disk before it is made.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    Raises:
+        CallRefused: there would be more than the limit.
+        PrivacyBudgetSpent, OSError: the record allows nothing, or cannot be written.
+    """
 
-    def used(self, file: Path) -> int:
-        """How many looks at a file were made.
-
-        Raises:
-            OSError, ValueError: the record cannot be read; no look may be made.
-        """
-        counts = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        return int(counts.get(str(file.resolve()), 0))
-
-    def spend(self, file: Path, looks: int, limit: int) -> None:
-        """Record further looks, on disk before they are made.
-
-        Raises:
-            CallRefused: there would be more than the limit.
-            OSError, ValueError: the record cannot be read or written; no look may be made.
-        """
-        counts = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        used = self.used(file) + looks
-        if used > limit:
+    def change(spent: Spent) -> None:
+        spent.looks += 1
+        if spent.looks > limit:
             raise refused(f"the {limit} looks at these rows are used up: the node's owner must raise looks")
-        write_atomically(self._path, json.dumps({**counts, str(file.resolve()): used}, indent=1).encode())
+
+    budget.spend(cohort, file, change)
 
 
 def split_seed(secret: int, file: Path) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedloom.core import message
-from fedloom.core.errors import CheckpointError, FedloomError, MessageError
+from fedloom.core.errors import CheckpointError, FedloomError, MessageError, PrivacyBudgetSpent
 from fedloom.data.alignment import MOST, shard_count, shards
 from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIServer, announced_rows, library
@@ -25,6 +25,7 @@ from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.private import Matched, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.audit import AuditLog
+from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.node.config import NodeConfig, NodeData, check_row_count
 from fedloom.remote.node.store import Store
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
@@ -82,6 +83,7 @@ class Matcher:
         config: the node's.
         folder: of its state.
         audit: its audit log.
+        budget: of the ids that coordinators may match.
         read: parses a caller's config of a run, and checks it against the policy.
         work: runs work in the worker thread.
         room: raises CallRefused if another run would exceed `max_runs`.
@@ -93,13 +95,14 @@ class Matcher:
         config: NodeConfig,
         folder: Path,
         audit: AuditLog,
+        budget: Budget,
         *,
         read: Callable[[str, str], RunConfig],
         work: Callable[[Callable[[], Any]], Awaitable[Any]],
         room: Callable[[str], None],
         void: Callable[[str], None],
     ) -> None:
-        self._config, self._folder, self._audit = config, folder, audit
+        self._config, self._folder, self._audit, self._budget = config, folder, audit, budget
         self._read, self._work, self._room, self._void = read, work, room, void
         self._under_way: dict[str, _MatchingState] = {}
 
@@ -162,6 +165,7 @@ class Matcher:
 
         def prepare() -> _MatchingState:
             file, own = _ids(data, config)
+            self._charge(data, request["rows"], len(own))
             cut: Sequence[Sequence[int]] = ()
             if config.columns.backend == "openmined":
                 library()
@@ -188,6 +192,18 @@ class Matcher:
             raise refused(f"ids are matched here by {' or '.join(data.align)}, not by {backend}")
         if not 1 <= rows <= data.max_ids:
             raise refused(f"1 to {data.max_ids} ids are matched with those here, not {rows}")
+
+    def _charge(self, data: NodeData, ids: int, own: int) -> None:
+        """Count the ids that an alignment may test, also if the coordinator leaves it."""
+        limit = 2 * own if data.ids_total is None else data.ids_total
+
+        def change(spent: Spent) -> None:
+            spent.ids += ids
+            if spent.ids > limit:
+                raise refused("the ids that coordinators may match here are used up: the owner must raise ids_total")
+
+        assert data.rows is not None
+        self._budget.spend(self._config.cohort(data), data.rows, change)
 
     def _fence(self, caller: str, run: str, start: int) -> None:
         """Refuse another coordinator's run, and an older start."""
@@ -282,6 +298,8 @@ class Matcher:
             return found
         except MessageError:
             raise
+        except PrivacyBudgetSpent as error:
+            raise refused(str(error)) from None
         except FedloomError as error:
             _log.error("this node failed to %s: %s", what, error)
             raise CallRefused(rpc_errors.FAILED, f"this node failed to {what}; the reason is in its log") from None

@@ -75,9 +75,6 @@ class PeerFetcher:
 
     async def _fetch(self, node_run: NodeRun, owner: int, key: str, what: str, end: float) -> Any:
         """The message that party `owner` left under a key, if it fits its description; otherwise `_MISSING`."""
-        if owner == node_run.party.context.id:
-            data = node_run.left.get(key, (0, b""))[1]
-            return await asyncio.to_thread(message.decode, data) if data else _MISSING
         name = node_run.members.get(str(owner), "")
         if name not in self._config.peers or self.reach is None:
             _log.warning("run %s: party %d, to be fetched from, is not a peer of this node", node_run.run[:8], owner)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
@@ -13,9 +13,10 @@ from fedloom.core.evaluation import exact_scores
 from fedloom.core.party import Party
 from fedloom.experiment.plan.node_party import NodeParty
 from fedloom.remote import rpc_errors
+from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeData
-from fedloom.remote.node.looks import LookBudget
 from fedloom.remote.node.masking import SumKeeper
+from fedloom.remote.node.schedule import CallRecord
 from fedloom.remote.node.store import Store, StoredState
 from fedloom.remote.rpc_errors import CallRefused, superseded
 
@@ -32,13 +33,15 @@ class Scored:
 
     Attributes:
         data: the file and its limits.
+        cohort: its people.
         budget: of looks.
         secret: for noise; None for exact scores.
         broadcasts: whether the method's server sends clients a model to be scored by.
     """
 
     data: NodeData
-    budget: LookBudget
+    cohort: str
+    budget: Budget
     secret: int | None
     broadcasts: bool
 
@@ -55,6 +58,9 @@ class NodeRun:
         heard: time of the coordinator's last heartbeat.
         scored: the conditions of scores of its own rows; None where there are none.
         sums: the run's secure sums.
+        calls: the calls that were answered in each round.
+        rounds: the run's number of rounds.
+        limits: counts what a call lets out, and refuses it if there would be more than the node's owner allows.
         covered: the notes that may be sent of a party whose messages have a guarantee; empty for any other party.
         over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
     """
@@ -73,8 +79,14 @@ class NodeRun:
     scored: "Scored | None" = None
     sums: SumKeeper | None = None
     covered: frozenset[str] = frozenset()
+    rounds: int = 0
+    limits: Callable[[str, Mapping[str, Any]], None] = lambda method, given: None
+    calls: CallRecord = field(init=False)
     over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.calls = CallRecord(self.store.folder)
 
     @property
     def party(self) -> Party[Any]:

@@ -32,13 +32,15 @@ from fedloom.protect.noise import SIMULATED
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.frames import MOST_WORDS, digest
 from fedloom.remote.node import config as policy
+from fedloom.remote.node import privacy_ledger
 from fedloom.remote.node.audit import AuditLog
+from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeConfig, NodeData
-from fedloom.remote.node.looks import LookBudget, split_seed
+from fedloom.remote.node.limits import OwnerLimits
+from fedloom.remote.node.looks import split_seed
 from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
-from fedloom.remote.node.privacy_ledger import PrivacyLedger
 from fedloom.remote.node.run import NodeRun, Scored, light
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, prune
 from fedloom.remote.node.task_runner import work
@@ -102,12 +104,14 @@ class NodeService:
         self.peers = PeerFetcher(config, self.credentials, self.audit)
         self._pages = {methods.load(page).name: str(page) for page in config.pages}
         self._secret = secret(self._folder / "secret") if config.secret_noise else None
-        self._looks = LookBudget(self._folder)
-        self.privacy = PrivacyLedger(self._folder)
+        self.budget = Budget(self._folder, config.anchor)
+        if config.anchor is None and any(data.rows is not None for data in config.data.values()):
+            _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
         self._matcher = Matcher(
             config,
             self._folder,
             self.audit,
+            self.budget,
             read=lambda caller, text: self._read_config(caller, text)[0],
             work=self._work,
             room=self._make_room,
@@ -247,7 +251,13 @@ class NodeService:
             node_run = NodeRun(
                 run, facts["caller"], facts["start"], members, place, store, light(last), self.config.notes
             )
+            if fresh:
+                node_run.calls.back(0)
+            node_run.rounds = self._read_config(facts["caller"], facts["config"])[2]
             node_run.scored = self._scored(facts, place)
+            if node_run.scored is not None:
+                data = node_run.scored.data
+                node_run.limits = OwnerLimits(self.budget, self.config.cohort(data), data, place.party).check
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
             context, record = f"{run}/{facts['start']}", SumRecord(self._folder)
@@ -261,8 +271,8 @@ class NodeService:
             _log.info("deleted run %s of %s and its model; keep_runs = %d", dropped[:8], owner, self.config.keep_runs)
         return node_run
 
-    def _read_config(self, caller: str, text: str) -> tuple[RunConfig, Method]:
-        """The run of a config and its method, if the policy allows it."""
+    def _read_config(self, caller: str, text: str) -> tuple[RunConfig, Method, int]:
+        """The run of a config, its method, and its number of rounds, if the policy allows it."""
         try:
             run: RunConfig = validated(RunConfig, json.loads(text))
             for complaint in suspicious(run, self.config.factories):
@@ -279,12 +289,12 @@ class NodeService:
             words = "this node cannot read the run's config: use the same version of fedloom on both sides"
             raise mismatch(words) from None
         policy.check_policy(self.config, caller, run, method, cfg, rounds)
-        return run, method
+        return run, method, rounds
 
     def _build_party(self, facts: Mapping[str, Any], store: Store) -> NodeParty:
         """The party of a run, from the run's facts."""
         caller, number = facts["caller"], facts["party"]
-        run, _ = self._read_config(caller, facts["config"])
+        run, *_ = self._read_config(caller, facts["config"])
         data = self.config.data[run.data.name]
         try:
             matched = recall(store.folder, facts, data) if run.columns.private else None
@@ -309,7 +319,8 @@ class NodeService:
             return None
 
         def charge(sigma: float, count: int, rate: float) -> None:
-            self.privacy.charge(file, Releases(sigma, count, rate), data.epsilon, data.delta)
+            release = Releases(sigma, count, rate)
+            privacy_ledger.charge(self.budget, self.config.cohort(data), file, release, data.epsilon, data.delta)
 
         return charge
 
@@ -317,9 +328,10 @@ class NodeService:
         """How a run's models may be scored on this node's own rows; None where it has none."""
         if not place.own:
             return None
-        run, method = self._read_config(facts["caller"], facts["config"])
+        run, method, _ = self._read_config(facts["caller"], facts["config"])
         broadcasts = method.server is not None and method.server.broadcast is not Party.broadcast
-        return Scored(self.config.data[run.data.name], self._looks, self._secret, broadcasts)
+        data = self.config.data[run.data.name]
+        return Scored(data, self.config.cohort(data), self.budget, self._secret, broadcasts)
 
     def _make_room(self, run: str) -> None:
         """Drop runs whose coordinators gave no heartbeat within `lease`; refuse if `max_runs` are still left."""
@@ -371,6 +383,7 @@ class NodeService:
                     node_run.party.load(before.state)  # type: ignore[arg-type]
                     entry = StoredState(node_run.start, -1, request["round"] - 1, state=node_run.party.state())
                     node_run.store.go_back(request["round"], entry)
+                    node_run.calls.back(request["round"])
                 except BaseException:
                     node_run.over = True  # memory and disk may differ
                     raise
@@ -488,8 +501,8 @@ class NodeService:
             raise refused("the method's page allows no call: list callable methods in CALLS")
         elif method not in (*party.CALLS, *party.TO_PEERS) or hasattr(Party, method):
             raise refused("the method's page lists no such method in CALLS")
-        elif not 0 <= request["round"] < self.config.max_rounds:
-            raise refused(f"this node allows rounds 0 to {self.config.max_rounds - 1}, not {request['round']}")
+        elif not 0 <= request["round"] < node_run.rounds:
+            raise refused(f"this run has rounds 0 to {node_run.rounds - 1}, not {request['round']}")
         elif party.context.aggregator.secure and (method in party.MEANS) != (request["mask"] is not None):
             raise refused("with aggregate.secure = true, replies of this method are sent as part of a sum only")
         elif request["mask"] is not None and (method not in party.MEANS or len(request["tasks"]) != 1):

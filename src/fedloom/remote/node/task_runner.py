@@ -14,7 +14,7 @@ from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.node.looks import blurred
+from fedloom.remote.node.looks import blurred, look
 from fedloom.remote.node.peer_fetcher import reply_key
 from fedloom.remote.node.run import NodeRun, light
 from fedloom.remote.node.store import StoredState
@@ -125,6 +125,7 @@ def _task(
     if task["fault"] is not None and node_run.place.counts is not None:  # a fault could undo a mask, or noise
         raise refused("faults are for tests on public data sets, not for this node's own rows or columns")
     each = {**(payload.decoded(rest, task["each"]) or {})}
+    _check_senders(request["method"] in node_run.party.TO_PEERS, each, shared or {}, task["reply_refs"] or {})
     for name, refs in (task["reply_refs"] or {}).items():
         if isinstance(refs, dict):  # messages that could not be fetched are left out
             each[name] = {k: ReplyRef(key) for k, ref in refs.items() if (key := reply_key(ref)) in fetched}
@@ -139,6 +140,8 @@ def _task(
         method == "contribution" and given.get("on") != "test"
     ):  # checked after merging: a task's arguments win over shared
         raise refused("contributions are for test rows only: call contribution with on = 'test'")
+    if request["round"] >= 0:
+        _take_turn(node_run, request, given)
     if node_run.covered and not _bounded(given):
         raise refused(f"arguments for a party with differential privacy must be numbers of at most {LARGEST:g}")
     scored = node_run.scored if method == "score" else None
@@ -146,7 +149,8 @@ def _task(
         if given.get("broadcast") and not scored.broadcasts:
             raise refused("this method sends clients no model: call score without broadcast")
         assert scored.data.rows is not None
-        scored.budget.spend(scored.data.rows, 1, scored.data.looks)
+        look(scored.budget, scored.cohort, scored.data.rows, scored.data.looks)
+    node_run.limits(method, given)
     try:
         reply = run_task(node_run.party, order, given, watch.keep)
     except MethodError as error:
@@ -210,6 +214,34 @@ class _Watch:
 
     def _own(self) -> bytes:
         return message.encode(self._party.own_state(), _LARGE)
+
+
+def _check_senders(answers: bool, each: Mapping[str, Any], shared: Mapping[str, Any], refs: Mapping[str, Any]) -> None:
+    """Check that what should come from peers does: the coordinator could ask in a peer's name, or answer.
+
+    Args:
+        answers: whether the call's replies are for peers, so that `asked` is a peer's question.
+        each, shared, refs: the arguments.
+    """
+    name = "asked" if answers else "inbox"
+    if name in shared or each.get(name, {}) != {}:  # an empty inbox has no sender
+        raise refused("messages of peers must come from them, not from the coordinator")
+    asked = refs.get("asked")
+    if answers and (
+        isinstance(asked, dict) or ((asked is None) != ("by" not in each)) or (asked and int(each["by"]) != asked[0])
+    ):
+        raise refused("a question must come from the peer that it is answered for")
+    if any(key != str(ref[0]) for key, ref in (refs.get("inbox") or {}).items()):
+        raise refused("a message must come from the peer that it is said to be from")
+
+
+def _take_turn(node_run: NodeRun, request: Mapping[str, Any], given: Mapping[str, Tree]) -> None:
+    """Record a call, which must have its turn in the round."""
+    party, method = node_run.party, request["method"]
+    most = party.cfg.calls_in_round(party.context).get(method, 1)
+    peers, sha256 = method in party.TO_PEERS, message.digest(dict(given))
+    asker = int(given["by"]) if peers and "asked" in given else -1  # type: ignore[arg-type]
+    node_run.calls.take(request["call"], request["round"], method, asker, sha256, most, again=peers)
 
 
 def _bounded(given: Mapping[str, Tree]) -> bool:

@@ -1,0 +1,75 @@
+"""OwnerLimits of the owner of a node's rows on what all runs together may ask about a cohort."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedloom.core import message
+from fedloom.core.party import Party
+from fedloom.remote.node.budget import Budget, Spent
+from fedloom.remote.node.config import NodeData
+from fedloom.remote.rpc_errors import refused
+
+SETTINGS = ("trust", "trust_neighbours", "trust_bits", "trust_space")
+"""What an introduction depends on, besides the rows and the public rows."""
+
+
+class OwnerLimits:
+    """The limits of one run's party.
+
+    Args:
+        budget: the node's.
+        cohort: the people of the rows.
+        data: the rows and their limits.
+        party: of the run.
+    """
+
+    def __init__(self, budget: Budget, cohort: str, data: NodeData, party: Party[Any]) -> None:
+        assert data.rows is not None
+        self._budget, self._cohort, self._data, self._party = budget, cohort, data, party
+        self._file: Path = data.rows
+
+    def check(self, method: str, given: Mapping[str, Any]) -> None:
+        """Count what a call lets out, before it is answered.
+
+        Raises:
+            CallRefused: it would be more than the owner allows.
+            PrivacyBudgetSpent, OSError: the record allows nothing, or cannot be written.
+        """
+        if method == "introduce" and getattr(self._party.cfg, "trust_introduces", False):
+            self._introduce()
+        if method == "answer" and isinstance(given.get("x"), Tensor):
+            self._answer(len(given["x"]))
+
+    def _introduce(self) -> None:
+        """One set of settings for all runs: two of them tell a distance to a single row."""
+        cfg, context = self._party.cfg, self._party.context
+        if cfg.guarantees:
+            return  # charged by its ε
+        if cfg.trust == "distance" and cfg.trust_bits is None and not self._data.exact_distances:
+            raise refused("distances are sent in few bits: set params.trust_bits, such as 4")
+        facts = {name: str(getattr(cfg, name)) for name in SETTINGS}
+        public = "" if context.public is None else context.public.digest
+        known = message.digest({**facts, "public": public, "classes": context.classes})
+
+        def change(spent: Spent) -> None:
+            if spent.introduced not in ("", known):
+                raise refused("these rows were introduced with other trust settings or public rows, and are only once")
+            spent.introduced = known
+
+        self._budget.spend(self._cohort, self._file, change)
+
+    def _answer(self, rows: int) -> None:
+        public = self._party.context.public
+        limit = self._data.max_answers
+        if limit is None:
+            limit = 2 * len(public.rows) if public is not None else 0
+
+        def change(spent: Spent) -> None:
+            spent.answers += rows
+            if spent.answers > limit:
+                raise refused(f"this node answers at most {limit} rows of coordinators in all runs (max_answers)")
+
+        self._budget.spend(self._cohort, self._file, change)

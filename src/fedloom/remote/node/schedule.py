@@ -1,0 +1,78 @@
+"""The calls that a node has answered in each round of a run: its method says how many there are, not the caller.
+
+The record is a file of lines, which survives a restart of the node and a return to an earlier round. A round that is
+repeated then has the arguments that it had, so that going back asks nothing new.
+"""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+from fedloom.remote.rpc_errors import refused
+
+FILE: Final = "calls.jsonl"
+
+
+class CallRecord:
+    """The calls of one run.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._now: dict[tuple[int, str, int], dict[int, str]] = defaultdict(dict)  # call number -> arguments
+        self._ever: dict[tuple[int, str, int], list[str]] = defaultdict(list)
+        if self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                self._add(json.loads(line))
+
+    def take(self, call: int, round: int, method: str, asker: int, arguments: str, most: int, *, again: bool) -> None:
+        """Record a call before it is answered.
+
+        Args:
+            call: its number; a call that is repeated has the same one.
+            round: of the call.
+            method: of the party.
+            asker: the peer whose question it answers; -1 for none.
+            arguments: their hash.
+            most: how often a round calls this method, for each asker.
+            again: whether equal arguments may be answered more often.
+
+        Raises:
+            CallRefused: the call is out of turn.
+            OSError: the record cannot be written; nothing may be answered.
+        """
+        key = round, method, asker
+        now, ever = self._now[key], self._ever[key]
+        if now.get(call) == arguments or (again and arguments in now.values()):
+            return
+        if self._now and round < max(known for known, *_ in self._now):
+            raise refused(f"round {round} is over at this node")
+        if len(now) >= most:
+            raise refused(f"a round calls {method} {most} times, and this node has answered it that often")
+        if len(ever) >= most and arguments not in ever:
+            raise refused(f"{method} was answered in round {round} with other arguments, before this node went back")
+        self._write([call, *key, arguments])
+
+    def back(self, round: int) -> None:
+        """Record that the run continues before this round."""
+        if self._ever:
+            self._write([round])
+
+    def _write(self, line: list[int | str]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._add(line)
+
+    def _add(self, line: list[int | str]) -> None:
+        if len(line) == 1:
+            self._now = defaultdict(dict, {key: calls for key, calls in self._now.items() if key[0] < int(line[0])})
+            return
+        call, round, method, asker, arguments = line
+        key = int(round), str(method), int(asker)
+        self._now[key][int(call)] = str(arguments)
+        if arguments not in self._ever[key]:
+            self._ever[key].append(str(arguments))

@@ -1,0 +1,136 @@
+"""One budget for the people of a file: whatever file or run it is, and whatever copy of the folder is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.core.errors import PrivacyBudgetSpent
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.protect.accountant import Releases, epsilon
+from fedloom.remote.node.budget import FILE, Budget, Spent
+from fedloom.remote.node.config import NodeData
+from fedloom.remote.node.limits import OwnerLimits
+from fedloom.remote.node.privacy_ledger import charge, exhaust
+from fedloom.remote.rpc_errors import REFUSED, CallRefused
+from tests.experiment.test_own_data import ALLOWED, rows, run
+from tests.node.hosts import RunRequest, doing, opening
+from tests.node.test_matching import OURS, begin, client, step
+
+Hosts = Callable[..., RunRequest]
+ONE = Releases(4.0, 1, 1.0)
+
+
+def spend(folder: Path, file: Path, cohort: str = "wards", anchor: Path | None = None) -> None:
+    charge(Budget(folder, anchor), cohort, file, ONE, 10.0, 1e-5)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "own.csv").write_text("a\n1\n")
+    return tmp_path / "own.csv"
+
+
+@pytest.mark.parametrize("copy", [os.link, shutil.copy], ids=["hard link", "copy"])
+def test_a_file_under_another_name_is_no_new_budget(copy: Callable[..., Any], tmp_path: Path, file: Path) -> None:
+    spend(tmp_path, file)
+    copy(file, tmp_path / "other.csv")
+    with pytest.raises(PrivacyBudgetSpent, match="same people"):
+        spend(tmp_path, tmp_path / "other.csv", "others")
+    spend(tmp_path, tmp_path / "other.csv")
+    assert Budget(tmp_path).spent("wards").all_releases() == [Releases(4.0, 2, 1.0)]
+
+
+@pytest.mark.parametrize("older", ["copy", "nothing", "{}", "earlier version"])
+def test_an_older_folder_allows_nothing_until_its_owner_accepts_it(older: str, tmp_path: Path, file: Path) -> None:
+    folder, anchor = tmp_path / "state", tmp_path / "anchor"
+    folder.mkdir()
+    spend(folder, file, anchor=anchor)
+    kept = (folder / FILE).read_bytes()
+    spend(folder, file, anchor=anchor)
+    (folder / FILE).unlink()
+    if older == "earlier version":
+        (folder / "privacy.json").write_text("{}")
+    elif older != "nothing":
+        (folder / FILE).write_bytes(kept if older == "copy" else b"{}")
+    with pytest.raises(PrivacyBudgetSpent, match="its owner must restore"):
+        spend(folder, file, anchor=anchor)
+    if older == "{}":
+        return
+    assert Budget(folder, anchor).accept_restored(
+        lambda cohorts: exhaust(cohorts.setdefault("wards", Spent()), 10, 1e-5)
+    )
+    assert epsilon(Budget(folder, anchor).spent("wards").all_releases(), 1e-5) >= 9.99
+    with pytest.raises(PrivacyBudgetSpent, match="would make it"):
+        spend(folder, file, anchor=anchor)
+
+
+def opened(
+    hosts: Hosts, tmp_path: Path, public: Path, method: str, seed: int = 0, limits: Any = (), **params: Any
+) -> Any:
+    """A node with a run of trust or of answers on its rows."""
+    data = {"wards": {"rows": tmp_path / "own.csv", "public": public, **ALLOWED}}
+    ask = hosts(methods=[method], data=data, max_runs=9)
+    given = {"batch_size": 8, **params}
+    kind = run(method=method, models={"pool": ["linear"]}, params=given, seed=seed)
+    text = for_nodes(build(kind, PrivateData(public=public))).model_dump_json()
+    ask("open", opening(text, start=1 + seed))
+    return ask
+
+
+def test_rows_are_introduced_with_one_set_of_settings_over_all_runs(hosts: Hosts, tmp_path: Path) -> None:
+    public = rows(tmp_path / "public.csv", 50, 9, labels=False)
+    rows(tmp_path / "own.csv", 80, 3)
+
+    def introduce(seed: int, **params: Any) -> tuple[RunRequest, bytes]:
+        ask = opened(hosts, tmp_path, public, "fedmd", seed, trust="distance", **params)
+        return ask, doing(0, ask.host, method="introduce", start=1 + seed, shared={})
+
+    ask, body = introduce(0, trust_neighbours=3)
+    ask("do", body)
+    ask, body = introduce(1, trust_neighbours=3)  # another run: the same numbers
+    ask("do", body)
+    ask, body = introduce(2, trust_neighbours=4)
+    assert "only once" in ask.refused("do", body).words
+    ask, body = introduce(3, trust_neighbours=3, trust_bits="none")
+    assert "few bits" in ask.refused("do", body).words
+
+
+def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(tmp_path: Path, file: Path) -> None:
+    public = SimpleNamespace(rows=range(50))
+    party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public))
+    for count in (60, 40):  # two runs
+        limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
+        limits.check("answer", {"x": torch.zeros(count, 4)})
+    with pytest.raises(CallRefused, match="at most 100 rows"):
+        limits.check("answer", {"x": torch.zeros(1, 4)})
+    limits.check("update", {"x": torch.zeros(10**4, 4)})
+
+
+def test_matchings_test_so_many_ids_in_all_runs(hosts: Hosts, tmp_path: Path) -> None:
+    path = tmp_path / "lab.csv"
+    path.write_text("patient,a\n" + "".join(f"{id},{n}\n" for n, id in enumerate(OURS)))
+    ask = hosts(methods=["split"], data={"people": {"rows": path}}, min_rows=1)
+    answered = 0
+    for k in range(20):
+        name = f"{k:032x}"
+        try:
+            ask("match", begin(rows=10, run=name))
+        except CallRefused as refusal:
+            assert refusal.code == REFUSED and "ids_total" in refusal.words
+            continue
+        answered += 1
+        ask("match", step("shard", client().request(), shard=0, run=name))
+        ask("match", step("leave", run=name))
+    assert answered == 2  # 20 of at most 2 x 12 ids
+    assert json.loads((ask.config.state / FILE).read_text())["cohorts"]["people"]["ids"] == 20
