@@ -1,4 +1,4 @@
-"""`fed.sum`: the mean of fixed-point numbers, with the same bits on every engine, whoever fails."""
+"""Secure sums: the mean of fixed-point numbers, with the same bits on every engine, whoever fails."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_the_docs_say_for_each_method_whether_it_has_secure_sums() -> None:
         ("fccl", {"coding": "top-k", "top_k": 2}, 'set params.coding = "float32"'),
         ("cfd", {"bits": 1}, "leave params.bits out"),
         ("cfd", {"trust": "kernel"}, 'params.trust = "kernel" weighs single answers'),
-        ("augfl", {"clients_per_round": 4}, 'set params.clients_per_round to "none"'),
+        ("augfl", {"clients_per_round": 4}, 'set params.clients_per_round to "none": u_i are kept'),
         ("fd", {}, "each client gets the mean of the others"),
         ("feddf", {}, "use fedavg-adam, which only averages"),
         ("fens", {}, "each client's model is sent to all clients"),

@@ -182,8 +182,8 @@ def test_splits_keep_units_together_and_order_in_time() -> None:
 
 
 def test_columns_of_time_are_found_by_name_and_an_id_that_repeats_is_the_unit() -> None:
-    days = {**table(), "day": [f"2024-01-{1 + i // 2:02d}" for i in range(40)]}
-    assert read({**days, "date": days.pop("day")}, drop=("patient",), time=None).order is not None
+    days = [f"2024-01-{1 + i // 2:02d}" for i in range(40)]
+    assert read({**table(), "date": days}, drop=("patient",), time=None).order is not None
     dated = {**table(), "month": np.arange(40) % 4}
     owners = read(dated, time=None, id="patient", unit="patient")
     assert owners.order is not None and owners.unit is not None and "--no-time" in owners.notes[-1]

@@ -24,7 +24,7 @@ from tests.engines.test_every_method import run_of
 
 CLASSES: set[type[Party[Any]]] = {c for m in registry().values() for c in (m.client, m.black_box) if c is not None}
 LOOKS = {*EVALUATIONS, "public_digest"}
-SERVER, PEERS = {"call": 1, "mean": 1, "means": 1, "choose_peers": 1}, {"ask", "answer"}
+SERVER, PEERS = {"call": 1, "mean": 1, "means": 1, "total": 1, "choose_peers": 1}, {"ask", "answer"}
 """Where a round names a method: by position in `fed.call` and the like, by name in `fed.exchange`."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry()},

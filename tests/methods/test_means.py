@@ -37,7 +37,7 @@ NAMES = [name for name, method in registry().items() if method.client.MEANS and 
 
 
 def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
-    """All tensors of everybody's state after a round; FENS takes its first mean in the second."""
+    """All tensors of everybody's state after a round; of FENS and FD after two, which use means late."""
     method, params = registry()[name], SMALL.get(name, {})
     if method.setting == "vertical":
         make: dict[str, Any] = {"make": whole} if name == "fedhssl" else {}
@@ -47,7 +47,7 @@ def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
     server = {"public": places[0].public, "groups": [0] * 6, "group_networks": [common], "pretrained": common}
     return (
         Toy(method, client_contexts=places, server_side=server, means=how, **params, **engine)
-        .run(2 if name == "fens" else 1)
+        .run(2 if name in ("fens", "fd") else 1)
         .tensors()
     )
 

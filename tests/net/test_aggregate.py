@@ -10,7 +10,9 @@ import pytest
 
 from fedloom.api import execute
 from fedloom.experiment.plan.reading import check
+from fedloom.methods import registry
 from fedloom.remote import rpc_errors
+from fedloom.remote.node.method_policy import MethodPolicy
 from fedloom.remote.node_session import NodeSession
 from tests.net.nodes import federation
 from tests.net.test_faults import same
@@ -27,7 +29,7 @@ RUN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    change = {"methods": ["fedprox", "fedavg"], "pages": [FEDPROX]}
+    change = {"methods": ["fedprox", "fedavg"], "pages": [FEDPROX], "min_sum": 3}
     with federation(tmp_path_factory.mktemp("three"), 3, lambda _: change) as (path, _):
         yield path
 
@@ -71,6 +73,13 @@ def test_no_name_of_a_page_s_field_lets_a_single_reply_out(field: str, tmp_path:
         assert unknown.code == rpc_errors.MALFORMED
     finally:
         ask.close()
+
+
+def test_the_policy_s_old_setting_is_refused_with_the_new_one() -> None:
+    (words,) = MethodPolicy(fixed={"secure": True}).problems(registry()["fedavg"])
+    assert words == "fixed: secure is no setting of a method any more: write secure = true beside fixed"
+    (words,) = MethodPolicy(secure=True).problems(registry()["fedpcl"])
+    assert words == "secure: the method takes no mean of clients' replies, so it has no secure sums"
 
 
 def test_a_node_s_own_policy_may_require_secure_sums(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def trial(
     missing: Annotated[
         str, typer.Option(metavar="HOW", help="Missing numbers: refuse, median, most-frequent or indicator.")
     ] = "indicator",
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="classes: whole numbers in the label are names of classes.")
+    ] = None,
+    missing_word: Annotated[
+        list[str] | None, typer.Option(metavar="WORD", help="The only words for a missing value. Repeatable.")
+    ] = None,
+    decimal: Annotated[str, typer.Option(metavar="SIGN", help="The sign before decimals, '.' or ','.")] = ".",
     unit: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Rows of one value, such as a patient's, are never split.")
     ] = None,
@@ -77,10 +84,12 @@ def trial(
     Each owner gets one card: join with a method, stay alone, or undecided. It compares the best method for federating
     with the best training alone, both chosen on validation rows, on test rows that no choice has seen.
     """
-    from fedloom.data.options import Missing
+    from fedloom.data.grammar import MISSING_WORDS, Decimal
+    from fedloom.data.options import Missing, Task
 
-    if missing not in get_args(Missing):
-        raise ConfigError(f"--missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
+    for name, value, kind in (("missing", missing, Missing), ("task", task, Task), ("decimal", decimal, Decimal)):
+        if value is not None and value not in get_args(kind):
+            raise ConfigError(f"--{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
     if not data.expanduser().exists():
         raise ConfigError(f"there is no file or folder {data}")
     files = [] if folder is None else [folder / "trial.json", folder / "trial.html"]
@@ -105,6 +114,9 @@ def trial(
             keep=keep or (),
             id=id,
             missing=cast(Missing, missing),
+            task=cast(Task | None, task),
+            missing_words=MISSING_WORDS if missing_word is None else missing_word,
+            decimal=cast(Decimal, decimal),
             unit=unit,
             time=() if no_time else time,
             budget=budget or (None if splits else "10m"),

@@ -247,10 +247,11 @@ class Federation:
         are left out."""
         self._check_listed(method)
         group = {i: g for g, ids in groups.items() for i in ids}
-        own = {i: each[g] for i, g in group.items()} if each else None
-        if self.aggregator.secure:
-            sums = {g: self._sum(ids, method, expect[g], shared, own, weight) for g, ids in groups.items()}
+        if self.aggregator.secure:  # each group's arguments are the same for all of its parties
+            common = {g: {**(shared or {}), **(each or {}).get(g, {})} for g in groups}
+            sums = {g: self._sum(ids, method, expect[g], common[g], None, weight) for g, ids in groups.items()}
             return {g: mean for g, mean in sums.items() if mean is not None}
+        own = {i: each[g] for i, g in group.items()} if each else None
         expects = {i: expect[g] for i, g in group.items()}
         replies = self._call(sorted(group), method, shared, own, object, expects, _weighted(weight, None))
         found = {}

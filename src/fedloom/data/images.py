@@ -10,7 +10,6 @@ import numpy as np
 from fedloom.core.errors import DataError
 
 _ENDINGS = {".png", ".jpg", ".jpeg"}
-_MOST_PIXELS = 1 << 26
 _GRAY = {"1", "L", "LA", "La"}
 _COLOR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 
@@ -54,8 +53,6 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
     where = f"Image {number}" if isinstance(file, bytes) else f"Image {file}"
     try:
         with PIL.Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
-            if opened.width * opened.height > _MOST_PIXELS:
-                raise ValueError(f"it has {opened.width}x{opened.height} pixels, but at most {_MOST_PIXELS:,} are read")
             image = PIL.ImageOps.exif_transpose(opened)  # upright, where a camera was turned
             mode = image.mode
             if mode in _GRAY | _COLOR:

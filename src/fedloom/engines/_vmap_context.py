@@ -201,7 +201,7 @@ class VmapContext:
         batch = self._gather([torch.cat([p, p[:1].expand(most - len(p))])[None] for p in plans])
         weights = [torch.full((len(p),), 1 / len(p)) for p in plans]
         weight = torch.stack([F.pad(w, (0, most - len(w))) for w in weights]).to(self.device)
-        return Sample(batch.x[0], batch.y[0], weight[self._me])
+        return Sample(batch.x[0], batch.y[0], _at(weight, self._me))
 
     def _gather(self, plans: Sequence[Tensor]) -> Batches | PaddedBatches:
         rows = [s.rows for s in self._contexts]
@@ -211,18 +211,20 @@ class VmapContext:
         first = rows[0]
         if self._same.pool(rows):
             device = first.index.device
-            where = torch.stack([r.index[p.to(device)] for r, p in zip(rows, even, strict=True)])[self._me]  # (T, B)
+            where = _at(
+                torch.stack([r.index[p.to(device)] for r, p in zip(rows, even, strict=True)]), self._me
+            )  # (T, B)
             batches = Rows(first.pool, first.labels, where.flatten(), first.shift, first.scale).batches(
                 torch.arange(where.numel(), device=device).view(where.shape)
             )
             x, y = batches.x, batches.y
         else:
             gathered = [r.batches(p) for r, p in zip(rows, even, strict=True)]
-            x, y = torch.stack([b.x for b in gathered])[self._me], torch.stack([b.y for b in gathered])[self._me]
+            x, y = (_at(torch.stack(parts), self._me) for parts in ([b.x for b in gathered], [b.y for b in gathered]))
         if min(steps) == most:
             return Batches(x, y)
         takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)  # (n, T)
-        return PaddedBatches(x, y, takes[self._me], [i < min(steps) for i in range(most)])
+        return PaddedBatches(x, y, _at(takes, self._me), [i < min(steps) for i in range(most)])
 
     @property
     def rows(self) -> Rows:
@@ -232,7 +234,7 @@ class VmapContext:
     @property
     def row_count(self) -> Tensor:
         """The number of own rows, () int64."""
-        return torch.tensor([len(s.rows) for s in self._contexts], device=self.device)[self._me]
+        return _at(torch.tensor([len(s.rows) for s in self._contexts], device=self.device), self._me)
 
     @property
     def public(self) -> "PublicSet | StackedPublicSet | None":
@@ -269,7 +271,7 @@ class StackedPublicSet:
     def __init__(self, sets: Sequence[PublicSet], me: Tensor, same: SameContent) -> None:
         self._sets, self._same = {id(s): s for s in sets}, same
         order = {key: n for n, key in enumerate(self._sets)}
-        self._mine = torch.tensor([order[id(s)] for s in sets], device=me.device)[me]
+        self._mine = _at(torch.tensor([order[id(s)] for s in sets], device=me.device), me)
 
     def batches(self, t: int, steps: int, size: int) -> "_PublicBatches":
         """See `PublicSet.batches`."""
@@ -278,7 +280,7 @@ class StackedPublicSet:
     def plan(self, t: int, steps: int, size: int) -> Tensor:
         """See `PublicSet.plan`."""
         plans = [s.plan(t, steps, size) for s in self._sets.values()]
-        return torch.stack(plans).to(self._mine.device)[self._mine]
+        return _at(torch.stack(plans).to(self._mine.device), self._mine)
 
     @property
     def rows(self) -> Rows:
@@ -301,7 +303,12 @@ class _PublicBatches(Sequence[Tensor]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return tuple(self[k] for k in range(len(self))[i])
-        return torch.stack([batches[i] for batches in self._by_set])[self._mine]
+        return _at(torch.stack([batches[i] for batches in self._by_set]), self._mine)
+
+
+def _at(values: Tensor, me: Tensor) -> Tensor:
+    """`values[me]`, for which PyTorch before 2.13 reads the number `me` (), as vmap does not allow."""
+    return values.index_select(0, me.view(1))[0]
 
 
 def _one(every: Sequence[Rows], me: Tensor, same: SameContent, noun: str) -> Rows:
@@ -315,10 +322,10 @@ def _one(every: Sequence[Rows], me: Tensor, same: SameContent, noun: str) -> Row
         raise Uneven(f"it reads the parties' {noun}, of which they lack different ones")
     distinct = {id(r): r for r in every}
     order = {key: n for n, key in enumerate(distinct)}
-    mine = torch.tensor([order[id(r)] for r in every], device=me.device)[me]
+    mine = _at(torch.tensor([order[id(r)] for r in every], device=me.device), me)
 
     def pick(tensors: list[Tensor]) -> Tensor:
-        return torch.stack(tensors)[mine]
+        return _at(torch.stack(tensors), mine)
 
     rows = list(distinct.values())
     if same.pool(rows):

@@ -113,9 +113,9 @@ class AugFLConfig(MetaConfig):
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`: the server knows the u_i of absent clients, and the numbers of rows."""
-        if aggregator.secure and self.clients_per_round is not None:
-            return 'the server keeps the u_i of absent clients: set params.clients_per_round to "none"'
-        return "the numbers of rows are sent without noise" if aggregator.hidden and not aggregator.secure else ""
+        if aggregator.secure:
+            return "" if self.clients_per_round is None else 'set params.clients_per_round to "none": u_i are kept'
+        return "the numbers of rows are sent without noise" if aggregator.hidden else ""
 
     @property
     def exchanges(self) -> bool:
@@ -349,10 +349,10 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
     rows = server.rows[known]  # of which a robust rule takes the median as each one's
-    count = len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum()
-    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(count)}
+    count = int(len(rows) * rows.median() if fed.aggregator.even and len(rows) else rows.sum())
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": count}
     found = fed.mean(chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)})  # lines 4-10
-    if found is not None:  # line 11: a sum that also has the last u_i of absent clients
+    if found is not None:  # line 11: the sum also has the last u_i of absent clients
         replies = dict.fromkeys(found.ids, found.value) if fed.aggregator.secure else found.replies
         server.step(t, replies, rho, known)
     yield "round"

@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError, DataError, did_you_mean
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
+from fedloom.data.grammar import MISSING_WORDS, Decimal
 from fedloom.data.options import DataOptions, Missing, OwnFile
 from fedloom.data.roles import allowed, own_rows
 from fedloom.data.schema import read_columns
@@ -55,6 +56,10 @@ class NodeData(FileSection):
     """The only owner in `group` whose rows are used (rows); None where the file has one owner."""
     missing: Missing | None = None
     """The replacement of a missing number (rows); None for the run's `data.missing`."""
+    missing_words: tuple[str, ...] = MISSING_WORDS
+    """Words that stand for a missing value, in every column of a table (rows); an empty cell always does."""
+    decimal: Decimal = "."
+    """The sign before the decimals of a number in a table, "." or "," (rows)."""
     test: float | str | None = None
     """The share of test rows, or the column that says train or test (rows); None for the run's `data.test_fraction`."""
     score: bool = False
@@ -118,7 +123,10 @@ class NodeData(FileSection):
     def own(self) -> OwnFile:
         """How to read the file of this node's own rows."""
         share, column = (None, self.test) if isinstance(self.test, str) else (self.test, None)
-        options = DataOptions(self.label, self.group, self.id, self.drop, self.keep, test=column)
+        options = DataOptions(
+            self.label, self.group, self.id, self.drop, self.keep, test=column, missing_words=self.missing_words,
+            decimal=self.decimal,
+        )  # fmt: skip
         return OwnFile(options, self.owner, self.missing, share)
 
 
@@ -248,7 +256,7 @@ def _problems(config: NodeConfig) -> Iterator[str]:
                 yield f"[data.{name}] {key}: {path} does not exist"
         if data.rows is not None and data.rows.suffix == ".csv" and data.rows.exists() and data.own.options.given():
             try:
-                own_rows(read_columns(data.rows, name)[0], data.own, name)
+                own_rows(read_columns(data.rows, name, data.own.options.grammar)[0], data.own, name)
             except DataError as error:
                 yield f"[data.{name}] {error}"
 

@@ -40,7 +40,9 @@ class MethodPolicy(BaseModel):
         kinds, sound = _kinds(method.config), {}
         for table in ("min", "max", "fixed"):
             for name, value in getattr(self, table).items():
-                if name not in kinds:
+                if name not in kinds and name == "secure":
+                    yield f"{table}: secure is no setting of a method any more: write secure = true beside {table}"
+                elif name not in kinds:
                     unknown = f"the method has no setting {name!r}.{did_you_mean(name, kinds)}"
                     yield f"{table}: {renamed(f'params.{name}') or unknown}"
                 elif inner := next((known for known in kinds if known.startswith(f"{name}.")), ""):
