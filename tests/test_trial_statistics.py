@@ -20,8 +20,8 @@ def predicted(metric: str, n: int, seed: int, classes: int = 3) -> tuple[np.ndar
     """Labels and predictions that tell something of them, with ties."""
     rng = np.random.default_rng(seed)
     if metric in NUMBER_SCORES:
-        y = rng.normal(size=n)
-        return y, y + rng.normal(size=n)
+        numbers = rng.normal(size=n)
+        return numbers, numbers + rng.normal(size=n)
     y = rng.integers(0, classes, n)
     logits = np.round(rng.normal(size=(n, classes)) + np.eye(classes)[y], 1)
     return y, np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

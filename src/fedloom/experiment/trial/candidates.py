@@ -36,6 +36,8 @@ ALONE: Final = "alone"
 """Training alone with the local training of the others: a method of the family `peer` without messages."""
 RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
 """Settings of all methods that have them, so that they train alike: whole models, all owners in each round."""
+PENALTY: Final = {"l2": 1.0}
+"""Settings of all methods of raw rows that have them, so that a fit exists where columns are collinear."""
 BATCHES: Final = 12
 """Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
 
@@ -100,10 +102,10 @@ def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[fl
     found, recipe = [], {**RECIPE, "batch_size": min(128, max(16, rows // BATCHES))}
     for name in names:
         method = methods.named(name)
-        if "raw rows" in method.needs:
-            found.append(Candidate(name))
-            continue
         fields = method.config.model_fields.keys() - method.fixed.keys()
+        if "raw rows" in method.needs:
+            found.append(Candidate(name, params={key: value for key, value in PENALTY.items() if key in fields}))
+            continue
         base = {key: value for key, value in recipe.items() if key in fields}
         grid: list[dict[str, Any]] = [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
         variants = [(base, ""), *(({**base, **change}, note) for note, change in method.trial_variants.items())]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.ledger import Ledger
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import undo
@@ -63,11 +63,13 @@ class Predictions:
         candidates: in the order in which they are tried.
         probabilities: for each recipe and repeat, (n, K) of all rows, by models that did not see the row.
         ledgers: the messages of one training, by recipe.
+        dropped: numbers of the candidates that cannot be trained.
     """
 
     candidates: list[Candidate]
     probabilities: dict[Recipe, list[np.ndarray]] = field(default_factory=dict)
     ledgers: dict[Recipe, Ledger] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
 
     def add(self, recipe: Recipe, repeat: int, rows: np.ndarray, found: np.ndarray, total: int) -> None:
         """Set the probabilities of these rows; uniform where training diverged."""
@@ -75,6 +77,16 @@ class Predictions:
         if len(of_repeats) == repeat:
             of_repeats.append(np.full((total, found.shape[1]), 1 / found.shape[1]))
         of_repeats[repeat][rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, 1 / found.shape[1])
+
+    def failed(self, number: int) -> bool:
+        """Whether the candidate was dropped."""
+        return number in self.dropped
+
+    def drop(self, number: int) -> None:
+        """Forget a candidate that cannot be trained."""
+        self.dropped.add(number)
+        for recipe in [one for one in self.probabilities if one.candidate == number]:
+            del self.probabilities[recipe]
 
     def mix(self) -> None:
         """Add the mean of the black boxes, if there are several, in each repeat."""
@@ -181,7 +193,6 @@ class Trial:
         """Train all candidates on all folds of the c-th repeat."""
         folds = self._split(c)
         data = [standardized(self.owners, fold.train) for fold in folds]
-        total = len(self.owners.owner)
         for kind in (self.alone, self.federated):
             for number, candidate in enumerate(list(kind.candidates)):
                 if c == 0 and kind is self.federated and number and self._late():
@@ -189,20 +200,35 @@ class Trial:
                     self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
                     del kind.candidates[number:]
                     break
-                reads_raw = kind is self.federated and "raw rows" in methods.named(candidate.method).needs
-                of_folds = [self.raw] * len(folds) if reads_raw else data
-                for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
-                    for out in outputs:
-                        for (rounds, mode), found in out.probabilities.items():
-                            recipe = Recipe(number, rounds, mode)
-                            for rows, probabilities in zip(fold.test, found, strict=True):
-                                kind.add(recipe, c, rows, probabilities, total)
-                            if out.ledger is not None:
-                                kind.ledgers[recipe] = out.ledger
+                if kind.failed(number):
+                    continue
+                try:
+                    self._train_into(kind, number, folds, data, c)
+                except MethodError as error:
+                    kind.drop(number)
+                    if not kind.probabilities:
+                        raise
+                    self.notes.append(f"{candidate.text} is left out: {error}")
                 self.done += 1
                 count = len(self.alone.candidates) + len(self.federated.candidates)
                 self.progress(self.done, count * self.repeats, perf_counter() - self.started)
         self.alone.mix()
+
+    def _train_into(
+        self, kind: Predictions, number: int, folds: Sequence[Fold], data: Sequence[Dataset], c: int
+    ) -> None:
+        """Train a candidate on all folds of the c-th repeat, and add its predictions."""
+        candidate = kind.candidates[number]
+        reads_raw = kind is self.federated and "raw rows" in methods.named(candidate.method).needs
+        of_folds = [self.raw] * len(folds) if reads_raw else data
+        for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
+            for out in outputs:
+                for (rounds, mode), found in out.probabilities.items():
+                    recipe = Recipe(number, rounds, mode)
+                    for rows, probabilities in zip(fold.test, found, strict=True):
+                        kind.add(recipe, c, rows, probabilities, len(self.owners.owner))
+                    if out.ledger is not None:
+                        kind.ledgers[recipe] = out.ledger
 
     def _split(self, c: int) -> list[Fold]:
         """The folds of the c-th repeat, which are drawn once."""

@@ -251,7 +251,6 @@ FEDBOOST = Method(
     client=FedBoostClient,
     server=FedBoostServer,
     needs=("raw rows",),
-    trial_rank=4,
 )
 
 METHODS = (
@@ -261,6 +260,6 @@ METHODS = (
         name="fedboost-mix",
         title="FedBoost; each owner predicts the mean with boosted trees of its own rows",
         fixed={"mix": 100},
-        trial_rank=1,
+        trial_rank=3,
     ),
 )

@@ -198,7 +198,6 @@ FEDFOREST = Method(
     client=FedForestClient,
     server=FedForestServer,
     needs=("raw rows",),
-    trial_rank=5,
 )
 
 METHODS = (
@@ -208,6 +207,6 @@ METHODS = (
         name="fedforest-mix",
         title="FedForest; each owner predicts the mean with a forest of its own rows",
         fixed={"mix": 100},
-        trial_rank=2,
+        trial_rank=1,
     ),
 )

@@ -281,6 +281,6 @@ METHODS = (
         client=FedGLMClient,
         server=FedGLMServer,
         needs=("raw rows",),
-        trial_rank=3,
+        trial_rank=2,
     ),
 )
