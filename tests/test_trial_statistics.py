@@ -9,7 +9,7 @@ import pytest
 from fedloom.core.scores import auc, balanced_accuracy
 from fedloom.experiment.trial.choice import best, choose
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions
-from fedloom.experiment.trial.decide import Verdict, decide
+from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
 from fedloom.experiment.trial.sharing import share
 
@@ -215,7 +215,7 @@ def test_equal_predictions_are_never_a_reason_to_join(metric: str) -> None:
         assert decide([evidence(metric, y, alone, alone, folds)], 0.01)[0].decision == "undecided"
 
 
-def simulated(owners: int, n: int, gain: Callable[[int], float], seed: int) -> list[Verdict]:
+def simulated(owners: int, n: int, gain: Callable[[int], float], seed: int) -> list[OwnerVerdict]:
     found = [evidence("auc", *owner(n=n, gain=gain(i), seed=1000 * seed + i)) for i in range(owners)]
     return decide(found, 0.01)
 

@@ -41,7 +41,7 @@ MOST = 100
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OwnerVerdict:
     """The decision for one owner.
 
     Attributes:
@@ -67,10 +67,10 @@ class Verdict:
     more_rows: int | None = None
 
 
-NOTHING = Verdict("too few", "", math.nan, -math.inf, math.inf, math.nan, math.nan, math.nan)
+NOTHING = OwnerVerdict("too few", "", math.nan, -math.inf, math.inf, math.nan, math.nan, math.nan)
 
 
-def decide(owners: Sequence[Evidence], worth: float) -> list[Verdict]:
+def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
     """The verdict for each owner.
 
     Args:
@@ -127,7 +127,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[Verdict]:
         else:
             by = ""
         open_ = decision == "undecided"
-        verdicts[i] = Verdict(
+        verdicts[i] = OwnerVerdict(
             decision, by, float(gains[j]), float(gains[j] - half[j]), float(gains[j] + half[j]), gain, more, inside,
             _leaning(gain, more, inside) if open_ else "", _rows(used[j], float(errors[j]), worth) if open_ else None,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from fedloom.experiment.trial.candidates import (
 )
 from fedloom.experiment.trial.choice import best, choose
 from fedloom.experiment.trial.contributions import contributions
-from fedloom.experiment.trial.decide import Verdict, decide
+from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
@@ -129,10 +129,10 @@ def run_trial(
         DataError: rows are too few to split.
     """
     with one_thread():
-        return Trial(owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)).run()
+        return TrialRun(owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)).run()
 
 
-class Trial:
+class TrialRun:
     """A trial in progress."""
 
     def __init__(self, owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> None:
@@ -340,7 +340,7 @@ class Trial:
     # -- the result ------------------------------------------------------------------------------------------------
 
     def _result(
-        self, found: Sequence[Evidence], verdicts: Sequence[Verdict], alone: Choices, federated: Choices
+        self, found: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], alone: Choices, federated: Choices
     ) -> TrialResult:
         best_of_all = federated.final
         ledger, method = (

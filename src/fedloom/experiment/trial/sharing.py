@@ -22,7 +22,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedGains:
     """Probabilities (N,) of each owner's true gain, given the rows of all owners.
 
     Attributes:
@@ -38,7 +38,7 @@ class Shared:
     within_worth: np.ndarray
 
 
-def share(gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float) -> Shared:
+def share(gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float) -> SharedGains:
     """The posterior of N owners' gains.
 
     Args:
@@ -63,7 +63,7 @@ def share(gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float)
         tails: np.ndarray = weight @ stats.norm.sf((value - means) / deviations)
         return tails
 
-    return Shared(weight @ means, above(0.0), above(worth), above(-worth) - above(worth))
+    return SharedGains(weight @ means, above(0.0), above(worth), above(-worth) - above(worth))
 
 
 def _fit(
