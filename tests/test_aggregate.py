@@ -145,7 +145,7 @@ METHODS = (Method("means", "", "", "example", Config, round, Client, Server),)
 @pytest.mark.parametrize(
     ("means", "call", "way", "message"),
     [
-        ("()", "mean", "mean", "fed.mean calls 'tell': list it in MEANS"),
+        ("()", "mean", "mean", "fed.total calls 'tell': list it in MEANS"),
         (
             '("tell",)',
             "call",

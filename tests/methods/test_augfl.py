@@ -25,6 +25,7 @@ from fedloom.core.page import epoch_plan, sample_plan
 from fedloom.core.party import Party
 from fedloom.methods import steps
 from fedloom.methods.meta import augfl, crd
+from fedloom.methods.meta import steps as meta_steps
 from fedloom.methods.meta.steps import hvp_by_difference, meta_gradient
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
@@ -61,7 +62,7 @@ class Squares(augfl.AugFLClient):  # type: ignore[misc]
     """A client with that loss in place of cross-entropy."""
 
     def update(self, **arguments: Any) -> dict[str, Tree]:
-        with mock.patch.object(steps, "weighted_cross_entropy", squares):
+        with mock.patch.object(meta_steps, "weighted_cross_entropy", squares):
             return super().update(**arguments)
 
 
