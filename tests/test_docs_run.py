@@ -89,11 +89,7 @@ FILES: dict[str, dict[str, str]] = {
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
-        **{"heart.csv": HEART, "new.csv": HEART},
-        "my.toml": '[data]\nname = "heart.csv"\nlabel = "disease"\ngroup = "hospital"',
-        "watch.csv": table("x,y", activity="sit,walk,run", person="s01,s02", recording=""),
-        "days.csv": table("day", tomorrow="good,bad,bad", station="A,B"),
-        "digits.parquet": table("x,y", label="0,1,1", speaker="george,theo"),
+        "heart.csv": HEART,
     },
     "docs/vertical.md": {"clinic.csv": table("age", patient=""), "lab.csv": table("iron", patient="")},
 }
@@ -149,7 +145,7 @@ class Here:
 
 @pytest.fixture
 def small(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the examples, in which runs have one round, comparisons two methods, and trials two splits."""
+    """A folder with the examples, in which runs have one round, comparisons two methods, and trials one repeat."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "docs").symlink_to(ROOT / "docs")
@@ -172,12 +168,12 @@ def small(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def short(owners: Any, settings: Any, **more: Any) -> Any:
         tiny = {
-            "splits": 2,
+            "repeats": 1,
             "seconds": None,
             "points": (1,),
             "rates": (0.05,),
             "networks": ("linear",),
-            "forest": False,
+            "alone": (),
         }
         return run_trial(owners, replace(settings, methods=settings.methods[:1] or ("fedavg-ft",), **tiny), **more)
 

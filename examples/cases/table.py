@@ -15,11 +15,10 @@ With `--over clients` it is over clients, each with its mean over seeds, for a f
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from fedloom.experiment.trial.decide import gain
+from scipy import stats
 
 WIDTH, ROW, LEFT = 640, 24, 190
 
@@ -51,10 +50,23 @@ def read(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     return found
 
 
-def difference(a: list[list[float]], b: list[list[float]], ratio: float, over: str) -> Any:
-    """The mean of a - b with its interval; each is a list of clients' values for each seed."""
+class Gap(NamedTuple):
+    """A mean difference with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def difference(a: list[list[float]], b: list[list[float]], ratio: float, over: str) -> Gap:
+    """The mean of a - b with its interval, infinite for fewer than 3; each has clients' values for each seed."""
     gaps = np.array(a) - np.array(b)  # (R, N)
-    return gain((gaps.mean(0) if over == "clients" else gaps.mean(1)).tolist(), ratio)
+    each = gaps.mean(0) if over == "clients" else gaps.mean(1)
+    mean, count = float(each.mean()), len(each)
+    half = float("inf")
+    if count > 2:
+        half = float(stats.t.ppf(0.975, count - 1)) * float(each.std(ddof=1)) * (1 / count + ratio) ** 0.5
+    return Gap(mean, mean - half, mean + half)
 
 
 def picture(rows: list[tuple[str, float, float, float]], title: str) -> str:
