@@ -68,5 +68,5 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml papers/pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
-	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e papers -e ".[dev]"
+	$(PIP) install --no-compile -c constraints.txt $(INDEX) -e ".[dev]" -e papers
 	@touch $@ $(VENV)/.core

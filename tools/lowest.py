@@ -1,7 +1,7 @@
 """Print constraints that pin each requirement of fedloom and its extras to the lowest version of pyproject.toml.
 
     python tools/lowest.py > lowest.txt
-    python -m pip install -c lowest.txt -e papers -e ".[all,dev]"
+    python -m pip install -c lowest.txt -e ".[all,dev]" -e papers
 
 What these packages require themselves is not pinned: pip installs the newest version that fits.
 """
