@@ -163,5 +163,6 @@ def test_a_page_whose_means_are_not_means_is_refused(
     with pytest.raises(fedloom.FedloomError) as error:
         ran(way, page=str(page))
     assert message in str(error.value)
-    page.write_text(PAGE.format(means='("tell",)', call="mean"))
-    assert ran("secure", page=str(page))["failures"] == 0
+    right = tmp_path / "right.py"  # Python tells an edited file by its seconds and size, which may be equal
+    right.write_text(PAGE.format(means='("tell",)', call="mean"))
+    assert ran("secure", page=str(right))["failures"] == 0

@@ -59,7 +59,7 @@ def test_a_scripted_module() -> None:
 
 def test_a_trial_of_owners_with_one_class_each_does_not_begin() -> None:
     with pytest.raises(DataError, match="rows of one class only"):
-        fedloom.trial((X, Y), group=Y, splits=1, methods=["fedavg-ft"])
+        fedloom.trial((X, Y), group=Y, repeats=1, methods=["fedavg-ft"])
 
 
 def test_a_very_large_picture_and_a_turned_one(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.message import digest
-from fedloom.core.page import Federation, Method, Party, Shape
+from fedloom.core.page import ClientContext, Federation, Method, Party, Shape
 from fedloom.methods.tables import steps
 from fedloom.trees import exact
 from fedloom.trees.bins import Bins
@@ -70,6 +70,10 @@ class FedBoostConfig(steps.TreesConfig):
     def iterations_per_round(self) -> int:
         """100 rounds unless the run says otherwise."""
         return 2
+
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """As of all trees; rows by class before and after the bins are agreed."""
+        return {**super().calls_in_round(context), "rows": 2}
 
 
 @final

@@ -59,9 +59,8 @@ class TreesConfig(MethodConfig):
         return refusal(aggregator)
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
-        """At most once for each bit of a column's keys, and for each level of the trees; rows by class before and after
-        the bins are agreed."""
-        return {"segments": 64, "histograms": 64, "rows": 2}
+        """At most once for each bit of a column's keys, and for each level of the trees."""
+        return {"segments": 64, "histograms": 64}
 
 
 # -- trees of tensors and arrays ----------------------------------------------------------------------------------
