@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedloom.core.context import ClientContext, Rows
+from fedloom.core.message import digest
 from fedloom.core.method import Method
 from tests.toy import Toy
 
@@ -60,3 +61,23 @@ def splits(n: int) -> Iterator[list[int]]:
     yield np.linspace(0, n, 24).astype(int)[1:-1].tolist()
     yield [1, 2, 5]
     yield [n // 3, n // 3]
+
+
+def model(toy: Any) -> str:
+    """The SHA-256 of the server's bins and trees, which every owner has, too."""
+    own = digest([toy.server.layout, toy.server.trees])
+    assert all(digest([state["layout"], state["trees"]]) == own for state in toy.engine.states().values())
+    return own
+
+
+def models_of_splits(method: Method, classes: int, rounds: int, **params: Any) -> set[str]:
+    """The models of equal rows in two orders, of each of the `splits`, and of isolated owners."""
+    x, y = table(400, classes)
+    order = np.random.default_rng(1).permutation(400)
+    found = {
+        model(federation(method, owners(x[rows], y[rows], cuts, classes=classes), **params).run(rounds))
+        for rows in (np.arange(400), order)
+        for cuts in splits(400)
+    }
+    isolated = federation(method, owners(x, y, [50], classes=classes), isolated=True, **params)
+    return found | {model(isolated.run(rounds))}

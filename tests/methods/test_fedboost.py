@@ -15,29 +15,15 @@ from fedloom.core.message import decode, digest, encode
 from fedloom.methods.tables import steps
 from fedloom.methods.tables.fedboost import FedBoostConfig
 from fedloom.trees.exact import STEP, bits_for, gradients
-from tests.methods.tables import WORDS, federation, owners, splits, table
+from tests.methods.tables import WORDS, federation, model, models_of_splits, owners, table
 
 FEDBOOST, MIX = methods.find("fedboost"), methods.find("fedboost-mix")
 SMALL = {"bins": 16, "depth": 3, "min_rows": 4}
 
 
-def model(toy: Any) -> str:
-    """The SHA-256 of the server's bins and trees, which every owner has, too."""
-    own = digest([toy.server.layout, toy.server.trees])
-    assert all(digest([state["layout"], state["trees"]]) == own for state in toy.engine.states().values())
-    return own
-
-
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_model_is_the_same_however_rows_are_split(classes: int) -> None:
-    x, y = table(400, classes)
-    order = np.random.default_rng(1).permutation(400)
-    found = set()
-    for rows in (np.arange(400), order):
-        for cuts in splits(400):
-            found.add(model(federation(FEDBOOST, owners(x[rows], y[rows], cuts, classes=classes), **SMALL).run(3)))
-    isolated = federation(FEDBOOST, owners(x, y, [50], classes=classes), isolated=True, **SMALL)
-    assert found == {model(isolated.run(3))}
+    assert len(models_of_splits(FEDBOOST, classes, 3, **SMALL)) == 1
 
 
 def slow(bins: np.ndarray, g: list[int], h: list[int], rows: list[int], depth: int, cfg: FedBoostConfig) -> Any:

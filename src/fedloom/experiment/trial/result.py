@@ -35,7 +35,8 @@ class TrialConfig:
         methods: methods to try; () for a short list of the feasible ones.
         networks: names of networks; () for `linear` and `mlp` on tables, `cnn-small` on images.
         rates: learning rates of SGD.
-        alone: black boxes that train alone, beside the networks; their mean is a candidate, too.
+        alone: black boxes that train alone, beside the networks; their mean is a candidate, too. None for `logistic`,
+            `forest` and `boosting` on tables, `forest` on images.
         points: numbers of rounds to choose from.
         metric: the score; None for AUC with two classes, otherwise balanced accuracy.
         worth: the smallest gain that is worth federating for, above 0.
@@ -47,14 +48,14 @@ class TrialConfig:
     methods: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     rates: tuple[float, ...] = (0.01, 0.05)
-    alone: tuple[str, ...] = ("logistic", "forest", "boosting")
+    alone: tuple[str, ...] | None = None
     points: tuple[int, ...] = (5, 15, 30)
     metric: MetricName | None = None
     worth: float = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
-        unknown = next((name for name in self.alone if name not in BLACK_BOXES), "")
+        unknown = next((name for name in self.alone or () if name not in BLACK_BOXES), "")
         for valid, text in (
             (self.repeats is None or self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}"),
             (self.seconds is None or self.seconds > 0, f"budget must be above 0 seconds, not {self.seconds}"),

@@ -2,17 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.ledger import Ledger
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, Kind
 from fedloom.data.encoder import undo
 from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
@@ -38,6 +38,8 @@ from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
 
 REPEATS = 3
 """Repeats of the folds, at most, by default; the last one only if an owner is undecided."""
+BOXES: Final[Mapping[Kind, tuple[str, ...]]] = {"table": ("logistic", "forest", "boosting"), "image": ("forest",)}
+"""The black boxes that train alone by default."""
 FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
 
@@ -101,7 +103,8 @@ class Predictions:
     def label(self, recipe: Recipe) -> str:
         """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
         if recipe == MIX:
-            return f"mean of {', '.join(one.label for one in self.candidates if not one.model)}"
+            boxes = [one.label for n, one in enumerate(self.candidates) if not one.model and not self.failed(n)]
+            return f"mean of {', '.join(boxes)}"
         return f"{self.candidates[recipe.candidate].label}{f', {recipe.mode}' if recipe.mode else ''}"
 
 
@@ -149,9 +152,11 @@ class TrialRun:
         same = sorted({one.model for one in tried if one.model})
         self.raw = undo(data) if any("raw rows" in methods.named(one.method).needs for one in tried) else data
         solo = candidates([ALONE], same, config.rates, typical)
-        self.alone = Predictions([*(Candidate(name) for name in config.alone), *solo])
+        boxes = BOXES[data.kind] if config.alone is None else config.alone
+        self.alone = Predictions([*(Candidate(name) for name in boxes), *solo])
         self.lockstep = all(faster_in_lockstep(name, data.input_shape, K) for name in networks)
         self.repeats = 1 if owners.order is not None else config.repeats or REPEATS
+        self.splits: list[list[Fold]] = []  # of each repeat
         self.folds: list[np.ndarray] = []  # of each repeat, (n,)
         self.priors: list[np.ndarray] = []  # of each repeat, (n, K)
         self.done = 0
@@ -191,7 +196,8 @@ class TrialRun:
 
     def _repeat(self, c: int) -> None:
         """Train all candidates on all folds of the c-th repeat."""
-        folds = self._split(c)
+        self._split(c)
+        folds = self.splits[c]
         data = [standardized(self.owners, fold.train) for fold in folds]
         for kind in (self.alone, self.federated):
             for number, candidate in enumerate(list(kind.candidates)):
@@ -206,7 +212,7 @@ class TrialRun:
                     self._train_into(kind, number, folds, data, c)
                 except MethodError as error:
                     kind.drop(number)
-                    if not kind.probabilities:
+                    if len(kind.dropped) == len(kind.candidates):
                         raise
                     self.notes.append(f"{candidate.text} is left out: {error}")
                 self.done += 1
@@ -230,21 +236,19 @@ class TrialRun:
                     if out.ledger is not None:
                         kind.ledgers[recipe] = out.ledger
 
-    def _split(self, c: int) -> list[Fold]:
-        """The folds of the c-th repeat, which are drawn once."""
-        if len(self.folds) > c:
-            numbers = self.folds[c]
-        else:
-            numbers = draw_folds(self.owners, self.config.seed, c)
-            self.folds.append(numbers)
-            self.priors.append(np.ones((len(numbers), len(self.owners.data.classes))))
-        folds = [
-            split(self.owners, numbers, k, self.config.seed * 10_007 + 101 * c + k) for k in range(numbers.max() + 1)
-        ]
+    def _split(self, c: int) -> None:
+        """Draw the folds of the c-th repeat, with the shares of classes in their training rows."""
+        classes = len(self.owners.data.classes)
+        numbers = draw_folds(self.owners, self.config.seed, c)
+        seeds = [self.config.seed * 10_007 + 101 * c + k for k in range(numbers.max() + 1)]
+        priors = np.ones((len(numbers), classes))
+        folds = [split(self.owners, numbers, k, seed) for k, seed in enumerate(seeds)]
         for fold in folds:
             for train, test in zip(fold.train, fold.test, strict=True):
-                self.priors[c][test] = _priors(self.owners.data.y[train], len(self.owners.data.classes))
-        return folds
+                priors[test] = _priors(self.owners.data.y[train], classes)
+        self.splits.append(folds)
+        self.folds.append(numbers)
+        self.priors.append(priors)
 
     def _late(self) -> bool:
         """Whether another candidate would leave no time for a second repeat."""
@@ -276,12 +280,12 @@ class TrialRun:
         return contributions(self.metric, labels, probabilities[rows], np.zeros(len(rows)), priors)[0]
 
     def _choose(self, kind: Predictions) -> Choices:
-        recipes, folds = sorted(kind.probabilities), [self._split(c) for c in range(len(self.folds))]
+        recipes = sorted(kind.probabilities)
         scores = np.array(
             [
                 [
                     [[self._score(kind.probabilities[recipe][c], rows, c) for rows in fold.test] for fold in of_repeat]
-                    for c, of_repeat in enumerate(folds)
+                    for c, of_repeat in enumerate(self.splits)
                 ]
                 for recipe in recipes
             ]
@@ -318,9 +322,9 @@ class TrialRun:
     def _pooled(self, alone: Choices) -> list[float | None]:
         """The score of each owner's rows by the best recipe for training alone on the rows of all owners, in the first
         repeat."""
-        folds = self._split(0)
+        folds = self.splits[0]
         data = [standardized(self.owners, fold.train) for fold in folds]
-        boxes = [one for one in self.alone.candidates if not one.model]
+        boxes = [one for n, one in enumerate(self.alone.candidates) if not one.model and not self.alone.failed(n)]
         wanted = boxes if alone.final == MIX else [self.alone.candidates[alone.final.candidate]]
         mean = np.zeros(self.priors[0].shape)
         for candidate in wanted:

@@ -168,7 +168,7 @@ def refuse_update_noise(cfg: SelectionT) -> SelectionT:
     return cfg
 
 
-def refuses(cfg: Any, aggregator: Aggregator) -> str:
+def refuses(cfg: SelectionConfig, aggregator: Aggregator) -> str:
     """See `MethodConfig.refuses`: models are weighed by loss, unless their weights are equal."""
     if cfg.aggregation == "uniform" or aggregator.weighs:
         return ""

@@ -72,7 +72,7 @@ class FedBoostConfig(steps.TreesConfig):
         return 2
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
-        """As of all trees; rows by class before and after the bins are agreed."""
+        """The calls of all trees, and rows by class before and after the bins are agreed."""
         return {**super().calls_in_round(context), "rows": 2}
 
 

@@ -151,7 +151,7 @@ class Binned:
     y: np.ndarray
 
 
-def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+def columns(party: Party[TreesConfig], x: Tensor) -> np.ndarray:
     """The columns (n, F) float32 of rows x (n, ...), with the party's number as the last one if the config says so."""
     values: np.ndarray = x.flatten(1).float().cpu().numpy()
     if not party.cfg.owner_column:
@@ -159,12 +159,12 @@ def columns(party: Party[Any], x: Tensor) -> np.ndarray:
     return np.concatenate([values, np.full((len(values), 1), party.context.id, np.float32)], axis=1)
 
 
-def own_columns(party: Party[Any]) -> np.ndarray:
+def own_columns(party: Party[TreesConfig]) -> np.ndarray:
     """The columns (n, F) of the party's own rows."""
     return columns(party, party.context.rows.every)
 
 
-def own_labels(party: Party[Any]) -> np.ndarray:
+def own_labels(party: Party[object]) -> np.ndarray:
     """The labels (n,) of the party's own rows."""
 
     def make() -> np.ndarray:
@@ -274,7 +274,7 @@ def importance(server: Any) -> list[LearnedTable]:
     return [LearnedTable("Importance: the share of the gains of all splits", ("Column", "Share"), tuple(rows))]
 
 
-def agree(fed: Federation, server: Party[Any], clients: Sequence[int]) -> Bins | None:
+def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -> Bins | None:
     """The bins of all columns, from sums of counts of all owners; None if an owner's count is missing."""
     sizes = [*map(len, server.context.words), *[server.context.parties] * server.cfg.owner_column]
     numbers = [f for f, size in enumerate(sizes) if not size]
