@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.run.metrics import MAIN, SCORES, Metric, TaskKind, parse
+from fedloom.data.options import Task as TaskKind
+from fedloom.experiment.run.metrics import MAIN, SCORES, Metric, parse
 from fedloom.experiment.run.result import Comparison, RunSummary, joint_scores, over_groups
 from fedloom.report.files import checked, csv_rows, damaged, model, parsed, text
 from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,10 @@ SCORE: Template = {"squared": floats(), "absolute": floats(), "chance": floats()
 """Template of the reply of a client whose labels are private: see `fedloom.core.evaluation.number_score`."""
 
 
-def check_score(i: int, scores: Mapping[int, Tree]) -> None:
+def check_score(i: int, scores: Mapping[int, Any]) -> None:
     """A `Check` of `SCORE`."""
-    score: dict[str, float] = {}
     message.check_like(scores[i], SCORE)
-    for name, value in dict(scores[i]).items():  # type: ignore[call-overload]  # `check_like` has found a mapping
-        score[name] = float(value)
+    score = {name: float(value) for name, value in scores[i].items()}
     if not all(np.isfinite(value) and value >= 0 for value in score.values()) or score["rows"] < 1:
         raise MessageError("errors must be finite and at least 0, rows at least 1")
 

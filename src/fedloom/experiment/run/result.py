@@ -18,8 +18,9 @@ from pydantic import (
     model_validator,
 )
 
+from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run import metrics
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OWN, SCORES, Metric, TaskKind, parse, prepared
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OWN, SCORES, Metric, parse, prepared
 
 T = TypeVar("T")
 Final: TypeAlias = Mapping[tuple[str, str], float]

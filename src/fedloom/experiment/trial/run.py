@@ -145,8 +145,8 @@ class TrialRun:
         data, K = owners.data, len(owners.data.classes)
         if data.task == "number":
             raise DataError(
-                f"{data.name!r} has a number to predict, which trial does not measure: compare methods with fedloom run, "
-                "or divide the number into classes."
+                f"{data.name!r} has a number to predict, which trial does not measure: compare methods with fedloom "
+                "run, or divide the number into classes."
             )
         self.metric = config.metric or ("auc" if K == 2 else "balanced accuracy")
         self.weights = np.array([_precision(data.y[owners.rows(i)]) for i in range(len(owners.names))])
