@@ -151,6 +151,24 @@ def explained(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float
     return float(1 - error.square().sum() / (y.mean(0) - rows).square().sum().clamp_min(1e-12))
 
 
+def explained_by_bins(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float:
+    """Private rows from the bins of their columns: the share of their variance that is explained by the mean of the
+    known rows in the same bin, or else between the nearest bins with known rows.
+
+    Args:
+        sent, rows: bins and the private rows (m, p) behind them.
+        known: the same of n rows that the attacker knows.
+    """
+    guesses = torch.empty_like(rows, dtype=torch.float64)
+    for f in range(rows.shape[1]):
+        places, bin_of = known[0][:, f].unique(return_inverse=True)
+        counts = torch.bincount(bin_of)
+        means = torch.zeros(len(places), dtype=torch.float64).index_add_(0, bin_of, known[1][:, f].double()) / counts
+        guesses[:, f] = torch.from_numpy(np.interp(sent[:, f].numpy(), places.numpy(), means.numpy()))
+    error, spread = guesses - rows, known[1].double().mean(0) - rows
+    return float(1 - error.square().sum() / spread.square().sum().clamp_min(1e-12))
+
+
 def imitation(x: Tensor, answers: Tensor) -> Predict:
     """A model that imitates a client from its answers (n, K), log-probabilities, on rows (n, ...): kernel regression
     with a Gaussian kernel whose width is the median distance."""
