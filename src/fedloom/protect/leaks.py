@@ -161,10 +161,9 @@ def explained_by_bins(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) 
     """
     guesses = torch.empty_like(rows, dtype=torch.float64)
     for f in range(rows.shape[1]):
-        places, bin_of = known[0][:, f].unique(return_inverse=True)
-        counts = torch.bincount(bin_of)
-        means = torch.zeros(len(places), dtype=torch.float64).index_add_(0, bin_of, known[1][:, f].double()) / counts
-        guesses[:, f] = torch.from_numpy(np.interp(sent[:, f].numpy(), places.numpy(), means.numpy()))
+        places, bin_of = np.unique(known[0][:, f].numpy(), return_inverse=True)
+        means = np.bincount(bin_of, known[1][:, f].numpy()) / np.bincount(bin_of)
+        guesses[:, f] = torch.from_numpy(np.interp(sent[:, f].numpy(), places, means))
     error, spread = guesses - rows, known[1].double().mean(0) - rows
     return float(1 - error.square().sum() / spread.square().sum().clamp_min(1e-12))
 
