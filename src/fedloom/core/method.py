@@ -30,6 +30,7 @@ Need: TypeAlias = Literal[
     "pretrained encoder",
     "pooled rows",
     "raw rows",
+    "no network",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -59,6 +60,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
         "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
+    "no network": (
+        "vertical",
+        "Parties have no network. Contributions to a prediction have as many numbers as each party has columns.",
+    ),
 }
 """Each need that a method may declare, with its setting and meaning."""
 

@@ -81,7 +81,7 @@ class Horizontal:
         graph = run.topology.graph(run.data.clients, run.seed)
         clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
-            if words := unbounded(run, cfg, files.public is not None):
+            if not raw and (words := unbounded(run, cfg, files.public is not None)):
                 raise ConfigError(words)
             data, own, public, tests = _private(run, files, at, cfg.promises, raw)
         else:
