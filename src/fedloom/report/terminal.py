@@ -18,6 +18,8 @@ from fedloom.report.results import methods_table, metrics, verdict
 
 SHORT = {"balanced accuracy": "balanced", "calibration error": "calib.", "seen accuracy": "seen", "rare recall": "rare"}
 """Headings of scores, where the title is long."""
+MOST_LEARNED = 40
+"""Rows of a table of what was learned."""
 OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Sent up", "Preset", "s.d. over seeds")
 """Columns that are omitted if the table is too wide, in this order."""
 
@@ -67,6 +69,21 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
         spread = "" if d.std_over_seeds is None else f" ± {100 * d.std_over_seeds:.1f} over {len(d.per_seed)} seeds"
         mean = "no common seed" if d.mean is None else f"{fmt.points(d.mean)} points{what}{spread}"
         out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients", markup=False)
+
+
+def show_learned(tables: Sequence[Mapping[str, Any]], out: Console) -> None:
+    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows."""
+    for found in tables:
+        head, *others = found["columns"]
+        table = Table(head, box=SIMPLE_HEAD, title=escape(found["title"]), title_justify="left", title_style="bold")
+        table.columns[0].no_wrap = True
+        for heading in others:
+            table.add_column(heading, justify="right")
+        for row in found["rows"][:MOST_LEARNED]:
+            table.add_row(*(escape(fmt.value(cell)) for cell in row))
+        out.print(table)
+        if (rest := len(found["rows"]) - MOST_LEARNED) > 0:
+            out.print(f"… and {rest} more rows, in the report and in result.json")
 
 
 def line(content: Mapping[str, Any]) -> str:

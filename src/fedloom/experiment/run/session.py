@@ -274,6 +274,9 @@ class Session:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
         check_replies(plan, self.fed, failures)
+        if not stage and evaluate:  # a round in which nothing happens, such as one after the last step
+            stage = "round"
+            self._evaluate(t + 1, (t + 1) * step, stage)
         self._record_notes(t + 1, (t + 1) * step, stage, evaluate)
 
     def _should_save(self, milestone: bool) -> bool:

@@ -34,14 +34,8 @@ from fedloom.methods.tables import design as designs
 from fedloom.methods.tables import inference, newton
 from fedloom.methods.tables.steps import tensors
 
-SMALL_STEP = 1e-9
-"""A step below this, of coefficients of standardized columns, is the last."""
 SEPARATE = 1e-6
 """If the log-likelihood of a row is nearer to 0, columns separate the classes, and coefficients would grow forever."""
-NOT_UNIQUE = (
-    "no unique coefficients: columns are collinear, or separate the classes; leave a column out with data.drop, or set "
-    "params.l2 above 0"
-)
 
 
 class FedGLMConfig(designs.LinearConfig):
@@ -139,9 +133,9 @@ class FedGLMServer(Party[FedGLMConfig]):
         covariance = newton.inverse(hessian + np.diag(penalty))
         separate = family(self) == "classes" and value > -SEPARATE * self.design["rows"]
         if covariance is None or separate:
-            raise MethodError(NOT_UNIQUE)
+            raise MethodError(newton.NOT_UNIQUE)
         step = covariance @ (gradient - penalty * beta)
-        self.done = bool(np.abs(step).max() < SMALL_STEP)
+        self.done = bool(np.abs(step).max() < newton.SMALL_STEP)
         numbers = tensors(beta=self.beta.numpy(), covariance=covariance)
         self.accepted = {**numbers, "target": target, "value": value}
         self.null = value if self.null is None else self.null

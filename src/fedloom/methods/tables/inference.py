@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from fedloom.core.page import LearnedTable
 from fedloom.methods.tables import newton
@@ -38,6 +37,8 @@ def coefficients(
         freedom: degrees of freedom of Student's t; None for the normal distribution.
         ratio: the heading of a column with e to the coefficient; "" for none.
     """
+    from scipy import stats  # slow to import, here and below
+
     law = stats.norm if freedom is None else stats.t(freedom)
     statistic, width = beta / errors, law.ppf(0.5 + level / 2)
     more = (ratio,) if ratio else ()
@@ -61,11 +62,14 @@ def fit(design: Any, more: Sequence[tuple[str, float]], done: bool) -> LearnedTa
 
 
 def likelihoods(value: float, null: float, parameters: int, without: int) -> list[tuple[str, float]]:
-    """The log-likelihood and its test against the model of intercepts alone, which has `without` parameters."""
-    more = [("log-likelihood", value), ("log-likelihood of intercepts alone", null)]
+    """The log-likelihood and its test against the model without columns, which has `without` parameters."""
+    from scipy.stats import chi2
+
+    alone = "log-likelihood of intercepts alone" if without else "log-likelihood without columns"
+    more = [("log-likelihood", value), (alone, null)]
     if parameters > without:
         ratio = 2 * (value - null)
-        more += [("likelihood ratio", ratio), ("its p-value", float(stats.chi2.sf(ratio, parameters - without)))]
+        more += [("likelihood ratio", ratio), ("its p-value", float(chi2.sf(ratio, parameters - without)))]
     return [*more, ("AIC", 2.0 * (parameters - value))]
 
 
@@ -77,6 +81,8 @@ def of_classes(counts: np.ndarray) -> float:
 
 def of_numbers(rows: int, parameters: int, residual: float, total: float) -> list[tuple[str, float]]:
     """The fit of least squares, from the sum of squared residuals and that about the mean."""
+    from scipy.stats import f as law
+
     left = rows - parameters
     value = -0.5 * rows * (np.log(2 * np.pi * residual / rows) + 1)
     share = 1 - residual / total
@@ -88,5 +94,5 @@ def of_numbers(rows: int, parameters: int, residual: float, total: float) -> lis
     ]
     if parameters > 1:
         statistic = share / (1 - share) * left / (parameters - 1)
-        found += [("F", statistic), ("its p-value", float(stats.f.sf(statistic, parameters - 1, left)))]
+        found += [("F", statistic), ("its p-value", float(law.sf(statistic, parameters - 1, left)))]
     return [*found, ("log-likelihood", float(value)), ("AIC", 2.0 * (parameters - float(value)))]

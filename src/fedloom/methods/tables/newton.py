@@ -9,12 +9,17 @@ largest parts are counted by exponent first (`reach`).
 from typing import Final
 
 import numpy as np
-from scipy.special import gammaln
 
 from fedloom.trees.exact import exp
 
 LARGEST: Final = 62
 """No sum reaches 2^62."""
+SMALL_STEP: Final = 1e-9
+"""A step below this, of coefficients of standardized columns, is the last."""
+NOT_UNIQUE: Final = (
+    "no unique coefficients: columns are collinear, or separate the classes; leave a column out with data.drop, or set "
+    "params.l2 above 0"
+)
 _FARTHEST: Final = 40.0
 FARTHEST_MEAN: Final = 60.0
 """A row whose mean would be above e^60 or below e^-60 has no bound: the step was too long."""
@@ -73,6 +78,8 @@ def likelihood(
         own, rest = np.take_along_axis(p, y[None], 0)[0], p[1:]
         weight = rest * (np.eye(k)[:, :, None] - rest[:, None])
         return np.log(own), (y == np.arange(1, k + 1)[:, None]) - rest, weight
+    from scipy.special import gammaln  # slow to import
+
     eta = predictor(z, beta[0])
     if family == "normal":
         return -0.5 * (y - eta) ** 2, (y - eta)[None], np.ones((1, 1, len(y)))
