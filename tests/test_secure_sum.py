@@ -143,6 +143,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "fedforest-mix": {"depth": 4, "bins": 8, "lot": 3, "mix": 2},
     "fedglm": {},
     "fedcox": {"time": "mean area", "l2": 1.0, "times": 20},
+    "stats": {},
 }
 """The methods whose sums are of integers."""
 NOTHING_TO_SUM = {"local", "kd-only", "server-ce-only", "local-only"}

@@ -70,7 +70,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "ray": {"name": "ray", "workers": 2},
     "lockstep": {"name": "batched"},
 }
-LINEAR: dict[str, Any] = {"fedglm": {"l2": 1.0}, "fedcox": {"l2": 1.0, "time": "mean area", "times": 20}}
+LINEAR: dict[str, Any] = {"fedglm": {"l2": 1.0}, "fedcox": {"l2": 1.0, "time": "mean area", "times": 20}, "stats": {}}
 EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}
 THOROUGH = ("fedal", "fedmd-lf", "local", "fedavg", "gossip", "afind-plus", "proto-evfl", "split")
 """Methods that differ most in what they ask of an engine: these meet every engine."""
@@ -257,7 +257,8 @@ def test_the_loop_s_run_is_one_worth_comparing(method: str) -> None:
         return
     if registry()[method].family == "tables":
         assert loop["ledger"]["entries"] and all(
-            len(state["beta" if method in LINEAR else "trees.root"]) for state in loop["states"].values()
+            len(state["shares" if method == "stats" else "beta" if method in LINEAR else "trees.root"])
+            for state in loop["states"].values()
         )
         return
     learns = [0] if method == "active-only" else list(loop["states"])

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -72,18 +73,16 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
 
 
 def show_learned(tables: Sequence[Mapping[str, Any]], out: Console) -> None:
-    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows."""
+    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows; no number is cut off."""
+    say = partial(out.print, markup=False, highlight=False, soft_wrap=True)
     for found in tables:
-        head, *others = found["columns"]
-        table = Table(head, box=SIMPLE_HEAD, title=escape(found["title"]), title_justify="left", title_style="bold")
-        table.columns[0].no_wrap = True
-        for heading in others:
-            table.add_column(heading, justify="right")
-        for row in found["rows"][:MOST_LEARNED]:
-            table.add_row(*(escape(fmt.value(cell)) for cell in row))
-        out.print(table)
+        lines = [found["columns"], *(list(map(fmt.value, row)) for row in found["rows"][:MOST_LEARNED])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        out.print(f"\n[bold]{escape(found['title'])}[/]")
+        for name, *cells_ in lines:
+            say(f"  {name:<{widths[0]}}  {'  '.join(f'{c:>{w}}' for c, w in zip(cells_, widths[1:], strict=True))}")
         if (rest := len(found["rows"]) - MOST_LEARNED) > 0:
-            out.print(f"… and {rest} more rows, in the report and in result.json")
+            say(f"  … and {rest} more rows, in the report and in result.json")
 
 
 def line(content: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def labels(party: Party[Any]) -> list[str]:
         if f != time_column(party):
             names += [f"{name}={word}" for word in words[1:]] if words else [name]
     fixed = party.cfg.owners == "fixed"
-    return names + [f"owner {i}" for i in range(1, party.context.parties)] * fixed
+    return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
 
 
 def columns(party: Party[Any], x: Tensor) -> np.ndarray:

@@ -108,7 +108,8 @@ def derivatives(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bit
 
 def reach(largest: np.ndarray) -> np.ndarray:
     """How many rows have a largest part (n,) of each exponent, (256,) int64."""
-    return exponents(largest[:, None])[0]
+    counts: np.ndarray = exponents(largest[:, None])[0]
+    return counts
 
 
 def bits_of(counts: np.ndarray) -> int | None:
