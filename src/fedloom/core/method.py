@@ -11,6 +11,7 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
 from fedloom.core.problems import problems
+from fedloom.core.task import TaskKind
 
 Round: TypeAlias = Callable[..., Iterator[str]]
 """`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name of each completed
@@ -177,6 +178,9 @@ class Method:
         fixed: config values that define this method and override presets.
         presets: further named sets of config values.
         setting: horizontal or vertical.
+        tasks: what it can predict. A method that takes losses and predictions from `self.context.task`, or handles
+            labels (n,) float32 by itself, declares `EVERY_TASK`.
+        only_classes: for another method why it cannot predict a number, as a clause.
         needs: requirements on a run, from `NEEDS`.
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
@@ -200,6 +204,8 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     setting: Setting = "horizontal"
+    tasks: tuple[TaskKind, ...] = ("classes",)
+    only_classes: str = ""
     needs: tuple[Need, ...] = ()
     min_clients: int = 1
     contributors: tuple[int, ...] = ()

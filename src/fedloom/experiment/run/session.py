@@ -32,6 +32,7 @@ from fedloom.experiment.run.live import Live, Stopped
 from fedloom.experiment.run.mistakes import check_replies, warnings
 from fedloom.experiment.run.privacy import CONTRIBUTIONS, privacy_notes
 from fedloom.experiment.run.record import Record, environment, refuse_extension, write_json
+from fedloom.experiment.run.result import RunSummary
 from fedloom.experiment.run.summary import partition, summarize, traffic
 from fedloom.experiment.run.trained import TrainedModels
 
@@ -91,8 +92,8 @@ class RunResult:
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients of the final accuracy on the global test set."""
-        return float(self.summary["accuracy"]["mean"])
+        """Mean over clients of the final accuracy on the global test set, or of the error of a number to predict."""
+        return float(RunSummary(**self.summary).overall.mean)
 
 
 class Session:

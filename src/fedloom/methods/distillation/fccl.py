@@ -52,7 +52,7 @@ from torch.nn import functional as F
 from fedloom.core.page import Adam, Federation, Kinds, Method, Party, Template, Tree, kl, map_tensors
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 
 EPS = 1e-5
 """Added to a variance before it divides."""
@@ -168,7 +168,7 @@ def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
     """Steps of cross-entropy on own rows; the state `pretrained` after them."""
     cfg = client.cfg
     for k in range(cfg.pretrain_steps):
-        client.train(partial(cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
+        client.train(partial(label_loss, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
     weights: Any = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
     return {"done": True, **map_tensors(torch.clone, weights)}  # type: ignore[dict-item]
 
