@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from fedloom._version import __version__
-from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, sweep, trial
+from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
 from fedloom.core.errors import ConfigError, FedloomError
@@ -42,8 +42,8 @@ def root(
 
 
 for command in (
-    *(runs.run, runs.compare, trial.trial, reports.watch, reports.report, catalog.list_, data.data, data.align),
-    *(deploy.export, deploy.embed, deploy.predict, pretrain.pretrain, catalog.copy, check.check),
+    *(runs.run, runs.compare, trial.trial, reports.watch, reports.report, catalog.list_, data.data, stats.stats),
+    *(data.align, deploy.export, deploy.embed, deploy.predict, pretrain.pretrain, catalog.copy, check.check),
     *(remote.certs, remote.node, sweep.sweep, reports.track),
 ):
     app.command(command.__name__.rstrip("_"))(command)

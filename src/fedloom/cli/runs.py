@@ -187,7 +187,7 @@ def _work(
     from fedloom.experiment.run.compare import execute_all, summarize
     from fedloom.experiment.run.execute import Stopped
     from fedloom.experiment.run.lockstep import advice
-    from fedloom.report.terminal import line, show_comparison
+    from fedloom.report.terminal import line, show_comparison, show_learned
     from fedloom.report.track.background import tracking
 
     if experiment.run.engine.name == "net":
@@ -217,6 +217,8 @@ def _work(
         return
     unseen = experiment.run.data.unseen
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
+    if experiment.compare is None:
+        show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
     main = "rmse" if result.summary.get("task") == "number" else "accuracy"
