@@ -149,7 +149,7 @@ def verify(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
     noted: Annotated[str, typer.Option(metavar="HASH", help="A hash that this command printed earlier.")] = "",
 ) -> None:
-    """Check that no line of a node's audit log was changed, removed or inserted.
+    """Check that no line of a node's audit log, or of its log of refused calls, was changed, removed or inserted.
 
     [bold]fedloom audit verify fed/hospital-a/state[/]
 
@@ -159,6 +159,8 @@ def verify(
     verify = _net("fedloom.remote.node.audit").verify
     found = verify(state, noted)
     out.print(f"{found.lines:,} lines are unchanged; the newest has the hash\n{found.newest}")
+    if found.refusals:
+        out.print(f"{found.refusals:,} lines of refused calls are unchanged")
     if found.unchained:
         out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
     if found.torn:

@@ -159,7 +159,8 @@ class NetEngine(Engine):
         """
 
         async def ask(session: NodeSession) -> str:
-            head, _ = payload.unpack(await session.ask("digest", self._common.which()), {"sha256": str})
+            answer = await session.ask("digest", self._common.which())
+            head, _ = await asyncio.to_thread(payload.unpack, answer, {"sha256": str})
             sha: str = head["sha256"]
             return sha
 

@@ -255,7 +255,7 @@ class _MatchingSession:
         body = payload.pack(whole, *rest)
         call = f"{self._id}/{self._start}/match/{next(self._numbers)}"
         answer = await party_node.link.ask("match", body, id=call, deadline=deadline or self._nodes.timeouts.call)
-        return payload.unpack(answer, like)
+        return await asyncio.to_thread(payload.unpack, answer, like)
 
     async def _all(self, parties: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
         """Run a step with all nodes at the same time, and report all problems together."""

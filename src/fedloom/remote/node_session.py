@@ -152,7 +152,7 @@ class NodeSession:
         )
         answer = await self.link.ask("open", body, id=common.id(), deadline=common.timeouts.call)
         self.opened = True
-        head, _ = payload.unpack(answer, _OPENED)
+        head, _ = await asyncio.to_thread(payload.unpack, answer, _OPENED)
         self._evaluates = head["evaluates"]
         if not isinstance(head["facts"], dict):
             raise MessageError("a node's facts must be a table")
@@ -183,7 +183,8 @@ class NodeSession:
         """
         common = self._common
         head: Tree = {"run": common.run, "start": common.start, "sum": name, "step": step, "names": [*names]}
-        answered, rest = payload.unpack(await self.ask("sum", payload.pack(head, *parts)), {"names": object})
+        answer = await self.ask("sum", payload.pack(head, *parts))
+        answered, rest = await asyncio.to_thread(payload.unpack, answer, {"names": object})
         theirs = answered["names"]
         if not isinstance(theirs, list) or not all(isinstance(one, str) for one in theirs):
             raise MessageError("the names of a sum must be a list")

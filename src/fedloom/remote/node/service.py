@@ -175,7 +175,7 @@ class NodeService:
     # -- start, resume, end of a run -------------------------------------------------------------------------
 
     async def _match(self, caller: str, body: bytes) -> bytes:
-        request, rest = payload.unpack(body)
+        request, rest = await asyncio.to_thread(payload.unpack, body)
         if not isinstance(request, dict) or not isinstance(request.get("run"), str):
             raise MessageError("a step of an alignment must name its run")
         _check_run_id(request["run"])
@@ -194,7 +194,7 @@ class NodeService:
             del self._node_runs[node_run.run]
 
     async def _open(self, caller: str, body: bytes) -> bytes:
-        request, _ = payload.unpack(body, _OPEN)
+        request, _ = await asyncio.to_thread(payload.unpack, body, _OPEN)
         payload.check_versions(request["protocol"], request["version"])
         run = _check_run_id(request["run"])
         async with self._opening:
