@@ -84,13 +84,12 @@ class NodeService:
     Args:
         config: the node's.
         worker: does the work, in order; None for a thread of its own.
+        certified: whether nodes reach each other and live for a whole run. Over a transport where they do not, runs
+            whose messages need that are refused: nothing would seal them.
     """
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        worker: Executor | None = None,
-    ) -> None:
+    def __init__(self, config: NodeConfig, worker: Executor | None = None, *, certified: bool = True) -> None:
+        self._certified = certified
         self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
         self._queued = 0
@@ -289,6 +288,9 @@ class NodeService:
             words = "this node cannot read the run's config: use the same version of fedloom on both sides"
             raise mismatch(words) from None
         policy.check_policy(self.config, caller, run, method, cfg, rounds)
+        if not self._certified and (run.aggregate.secure or method.client.TO_PEERS):
+            needs = "aggregate.secure" if run.aggregate.secure else f"{method.name}, whose peers exchange messages,"
+            raise refused(f"{needs} needs certificates of nodes, which this transport lacks: use the engine net")
         return run, method, rounds
 
     def _build_party(self, facts: Mapping[str, Any], store: Store) -> NodeParty:
