@@ -12,13 +12,18 @@ from fedloom.cli.listing import listing
 from fedloom.cli.options import PRIVATE, LogFormat, out
 from fedloom.core.errors import ConfigError, EngineError, did_you_mean
 
+SHORTEST = 12
+"""Characters of the password of a CA's key."""
 GRACE = 4.0
 """Seconds that a node may take to end after SIGTERM, SIGHUP or Ctrl-C."""
 
 
 def certs(
     names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="Names of the nodes.")] = None,
-    folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("federation"),
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="The federation's folder. Default: federation; with --request this folder."),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="The coordinator's address, which nodes dial. Default: this machine."),
@@ -27,36 +32,81 @@ def certs(
         list[str] | None,
         typer.Option(metavar="METHOD", help="A method that the nodes allow. Repeatable. Default: fedal."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 30,
+    all_here: Annotated[
+        bool, typer.Option("--all-here", help="Make the keys of all nodes here, and none with a password: for tests.")
+    ] = False,
+    request: Annotated[
+        str | None, typer.Option(metavar="NAME", help="At a site: make its key, and a request for its certificate.")
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE", help="With --request: submit, approve, stop or audit. Repeatable."),
+    ] = None,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sign a site's request, once its fingerprint was compared.")
+    ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the certificates of these nodes.")] = False,
     renew: Annotated[bool, typer.Option("--renew", help="Create new certificates for existing nodes.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Renew the list of revoked certificates.")] = False,
 ) -> None:
-    """Create a CA, and a certificate and a config for each node and for the coordinator.
+    """Create a CA, the coordinator's certificate, and a config for each node; sign what nodes request.
 
-    [bold]fedloom certs hospital-a hospital-b --out fed[/]
+    On one machine, for a test: [bold]fedloom certs hospital-a hospital-b --all-here --out fed[/]
 
-    [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443 --method gossip --out fed[/]
+    Between organizations: [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443 --out fed[/]
 
-    Then, on each machine with its folder (fed/hospital-a, …): [bold]fedloom node node.toml[/]
+    at each site, in the folder that it got: [bold]fedloom certs --request hospital-a[/]
 
-    and on the coordinator's: [bold]fedloom run fedal --federation fed/federation.toml[/]
+    and again here: [bold]fedloom certs --sign request.pem --out fed[/]
+
+    Then, at each site: [bold]fedloom node node.toml[/]
+
+    and on the coordinator's machine: [bold]fedloom run fedal --federation fed/federation.toml[/]
 
     [bold]fedloom certs hospital-c --out fed[/]  adds a node. Keep fed/ca.key to yourself.
 
     [bold]fedloom certs hospital-b --revoke --out fed[/]  revokes its certificate: copy revoked.pem to all machines.
 
+    [bold]fedloom certs --list --out fed[/]  renews the list of revoked certificates, which is valid for 7 days.
+
     An existing PKI can replace the CA: see docs/net.md for what a certificate must have.
     """
     work = _net("fedloom.cli.federation")
     os.umask(PRIVATE)
+    kinds = {"--request": request is not None, "--sign": sign is not None, "--revoke": revoke, "--list": list_}
+    if len(given := [kind for kind, there in kinds.items() if there]) > 1:
+        raise ConfigError(f"give {given[0]} or {given[1]}, not both")
+    if request is not None:
+        work.request(request, role or (), folder or Path(), out)
+        return
+    if role:
+        raise ConfigError("--role goes with --request")
+    folder = folder or Path("federation")
+    if sign is not None:
+        work.sign(sign, folder, out, password=_password, sure=lambda: typer.confirm("Sign it?"), days=days)
+        return
     if revoke:
-        work.revoke(names or (), folder, out)
+        work.revoke(names or (), folder, out, _password)
+        return
+    if list_:
+        work.renew_list(folder, out, _password)
         return
     methods, known = method or ["fedal"], listing()["params"]
     for name in methods:
         if name not in known:
             raise ConfigError(f"--method: there is no method {name!r}.{did_you_mean(name, known)}")
-    work.certs(names or (), folder, methods, out, days=days, address=address, renew=renew)
+    work.certs(
+        names or (), folder, methods, out, password=_password, days=days, address=address, renew=renew, here=all_here
+    )
+
+
+def _password(new: bool) -> str:
+    """Ask for the password of the CA's key, twice for a new one."""
+    text: str = typer.prompt("Password of the CA's key", hide_input=True, confirmation_prompt=new)
+    if new and len(text) < SHORTEST:
+        raise ConfigError(f"the password must have at least {SHORTEST} characters")
+    return text
 
 
 def node(
@@ -129,6 +179,8 @@ def node(
             f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    {there.service.audit.path}",
             soft_wrap=True,
         )
+        for what, end in () if there.service.credentials is None else there.service.credentials.ends.items():
+            out.print(f"valid    {what} until {end:%Y-%m-%d}")
 
     asyncio.run(process.run_node(cfg, ready, _end_soon))
 

@@ -144,7 +144,7 @@ class NodeConfig(FileSection):
     key: RelativePath = Path("key.pem")
     """The key of its certificate."""
     revoked: RelativePath | None = None
-    """PEM list of revoked certificates (CRL), read again when it changes."""
+    """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
     noticed. None for none."""
@@ -218,6 +218,12 @@ class NodeConfig(FileSection):
                 raise ValueError(f"callers.{name}: {error}") from None
             if self.insecure and not local(address):
                 raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
+        dials = any(self.callers.values()) and not self.insecure
+        if dials and self.revoked is None and any(data.rows is not None for data in self.data.values()):
+            raise ValueError(
+                "revoked: a node with own rows needs the list of revoked certificates: copy revoked.pem of the CA "
+                "here, which fedloom certs --list renews"
+            )
         return self
 
     def cohort(self, data: NodeData) -> str:
