@@ -123,6 +123,21 @@ def node(
         bool,
         typer.Option("--accept-restored", help="Use a restored state again, with the whole ε counted, and exit."),
     ] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="List the runs that wait or were decided about, and exit.")
+    ] = False,
+    approve: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Show what a run will do here, approve it, and exit.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Stop a run here at once, also one that waits, and exit.")
+    ] = None,
+    signer: Annotated[
+        Path | None,
+        typer.Option(
+            "--as", metavar="FOLDER", help="Who decides: the folder of a certificate, where node.toml has roles."
+        ),
+    ] = None,
     log: LogFormat = "text",
 ) -> None:
     """Take part in runs, beside your own data, until Ctrl-C.
@@ -133,6 +148,12 @@ def node(
     with a reason. Nodes receive no code and send no row.
 
     Every answer is recorded in STATE/audit.jsonl. A node that was killed continues from its own state.
+
+    A run on your own rows waits until you approve it. RUN is the beginning of its id:
+
+    [bold]fedloom node node.toml --approve 3f2a91c0[/]
+
+    [bold]fedloom node node.toml --stop 3f2a91c0[/]  ends it here at once; --approve lets it continue.
     """
     _net("fedloom.remote.engine")
     import asyncio
@@ -147,6 +168,18 @@ def node(
     _log_as(log)
     config = config / "node.toml" if config.is_dir() else config
     cfg = read(config)
+    if runs or approve is not None or stop is not None:
+        from fedloom.cli import approval
+
+        if runs:
+            approval.show(cfg)
+        elif approve is not None:
+            approval.decide(cfg, approve, "approve", signer)
+        elif stop is not None:
+            approval.decide(cfg, stop, "stop", signer)
+        return
+    if signer is not None:
+        raise ConfigError("--as goes with --approve or --stop")
     own = {cfg.cohort(data): (data.epsilon, data.delta) for data in cfg.data.values() if data.rows is not None}
     if accept_restored:
 

@@ -100,6 +100,11 @@ class Credentials:
         listed = {} if self._list is None else {"list of revoked certificates": self._list.ends}
         return {"certificate": _shown(self._certificate).ends, **listed}
 
+    @staticmethod
+    def roles_in(pem: bytes) -> tuple[str, ...]:
+        """The roles in another's certificate, which `caller` or `signed` has checked."""
+        return _shown(pem).roles
+
     def server(self) -> grpc.ServerCredentials:
         """For a server that requires a certificate of the CA; `caller` gives the caller's name."""
         return grpc.ssl_server_credentials([(self._key, self._certificate)], self._ca, require_client_auth=True)
