@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from fedloom.cli.listing import completing
-from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, written
+from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, print_plain, written
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def data(
     if as_json:
         shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
         shown |= {"server": len(split.server), "unseen": unseen}
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        print_plain(json.dumps(shown, ensure_ascii=False))
     else:
         what = f"{len(dataset.classes)} classes" if dataset.classes else "a number to predict"
         server = f"{len(split.server):,} at the server, " if len(split.server) else ""
@@ -208,7 +208,7 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
             "notes": list(found.notes),
             "settings": settings,
         }
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        print_plain(json.dumps(shown, ensure_ascii=False))
         return
     say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
     say(f"{found.table.name}: {len(found.table.y):,} rows")

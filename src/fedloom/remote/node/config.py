@@ -25,6 +25,7 @@ from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint, local
 from fedloom.remote.node.method_policy import MethodPolicy
+from fedloom.remote.node.outgoing import Outgoing
 from fedloom.remote.rpc_errors import refused
 
 
@@ -130,6 +131,9 @@ class NodeData(FileSection):
         return OwnFile(options, self.owner, self.missing, share)
 
 
+Role = Literal["submit", "approve", "stop", "audit"]
+
+
 class NodeConfig(FileSection):
     """A node's name, coordinators and policy."""
 
@@ -144,7 +148,7 @@ class NodeConfig(FileSection):
     key: RelativePath = Path("key.pem")
     """The key of its certificate."""
     revoked: RelativePath | None = None
-    """PEM list of revoked certificates (CRL), read again when it changes."""
+    """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
     noticed. None for none."""
@@ -153,6 +157,14 @@ class NodeConfig(FileSection):
     of names, without addresses, is for a transport of another kind, such as Flower's."""
     peers: tuple[str, ...] = ()
     """Names of the peers that may fetch messages left for them here, and from which this node fetches."""
+    approve: Literal["ask", "auto", "off"] = "ask"
+    """Whether a run on own rows waits until it is approved here (fedloom node --approve): "ask" for each run, "auto"
+    not for one whose summary equals that of an approved one, "off" for none."""
+    roles: Mapping[str, tuple[Role, ...]] = Field(default_factory=dict)
+    """Who may do what here, by the name in a certificate, which must have the role, too: submit runs, approve or stop
+    one, audit. Empty: each of `callers` may submit, and users of this machine may do the rest."""
+    outgoing: Outgoing = Outgoing()
+    """Limits of what may leave this node in replies, whatever a method sends."""
     methods: Mapping[str, MethodPolicy] = Field(min_length=1)
     """Allowed methods: names, or tables with more conditions."""
     pages: tuple[RelativePath, ...] = ()
@@ -218,6 +230,14 @@ class NodeConfig(FileSection):
                 raise ValueError(f"callers.{name}: {error}") from None
             if self.insecure and not local(address):
                 raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
+        if self.roles and self.insecure:
+            raise ValueError("roles: the insecure mode has no certificates, so nobody has a role: leave roles out")
+        dials = any(self.callers.values()) and not self.insecure
+        if dials and self.revoked is None and any(data.rows is not None for data in self.data.values()):
+            raise ValueError(
+                "revoked: a node with own rows needs the list of revoked certificates: copy revoked.pem of the CA "
+                "here, which fedloom certs --list renews"
+            )
         return self
 
     def cohort(self, data: NodeData) -> str:
