@@ -82,6 +82,8 @@ class NodeData(FileSection):
     people: str | None = None
     """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
     name of this section."""
+    min_class_rows: int = Field(10, ge=1)
+    """The fewest rows of a class whose mean (prototype, logits) is sent: a smaller class is sent as absent (rows)."""
     exact_distances: bool = False
     """Whether trust distances may be sent in float32, which reveals most about the own rows (rows)."""
     max_answers: int | None = Field(None, ge=0)

@@ -301,7 +301,10 @@ class NodeService:
             seed = None if self._secret is None or data.rows is None else split_seed(self._secret, data.rows)
             own = None if data.rows is None else data.own
             files = PrivateData(data.dataset, data.root, data.rows, data.public, data.id, matched, seed, own)
-            place = build_party(run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data))
+            place = build_party(
+                run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data),
+                min_class_rows=1 if own is None else data.min_class_rows,
+            )  # fmt: skip
         except FedloomError as error:
             _log.error("building the party for a run of %s failed: %s", caller, error)
             words = "this node failed to build its party; the reason is in its log"
