@@ -111,6 +111,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         seed=run.seed,
         faults=run.faults,
         max_rows=nodes.max_rows,
+        colluders=run.aggregate.colluders,
     )
     if folder is not None:
         keep_start(folder, number)

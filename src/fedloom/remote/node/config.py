@@ -181,6 +181,11 @@ class NodeConfig(FileSection):
     chooses the split, and the loss of a single row would reveal it."""
     min_sum: int = Field(5, ge=3)
     """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about each."""
+    colluders: int = Field(0, ge=0)
+    """Number of nodes of a secure sum that may help the coordinator; a run's `aggregate.colluders` must be as large."""
+    quarantine: int = Field(5, ge=0)
+    """With rows or columns of its own: rounds for which a node that was lost in a secure sum stays out of the run's
+    sums; 0 for none, so that each round may have other nodes."""
     secret_noise: bool = True
     """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator, which knows the seed,
     could subtract the noise. Set it to false only to reproduce a run on one machine."""
@@ -304,10 +309,15 @@ def _violations(
     if isinstance(batch, int) and batch < config.min_batch_size:
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
     yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
+    if run.aggregate.secure and run.aggregate.colluders < config.colluders:
+        yield f"aggregate.colluders is {run.aggregate.colluders}; this node requires at least {config.colluders}"
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
     data, form = config.data[run.data.name], run.data.row_schema
+    few = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
+    if few and config.quarantine and data.rows is not None:
+        yield "with secure sums all nodes take part in each round: set params.clients_per_round to none"
     if data.rows is not None and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:

@@ -38,7 +38,7 @@ from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeConfig, NodeData
 from fedloom.remote.node.limits import OwnerLimits
 from fedloom.remote.node.looks import split_seed
-from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper, SumRecord
+from fedloom.remote.node.masking import MASK, REQUEST, Participants, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.run import NodeRun, Scored, light
@@ -104,7 +104,7 @@ class NodeService:
         self.peers = PeerFetcher(config, self.credentials, self.audit)
         self._pages = {methods.load(page).name: str(page) for page in config.pages}
         self._secret = secret(self._folder / "secret") if config.secret_noise else None
-        self.budget = Budget(self._folder, config.anchor)
+        self.budget, self._sums = Budget(self._folder, config.anchor), SumRecord(self._folder)
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
             _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
         self._matcher = Matcher(
@@ -260,8 +260,11 @@ class NodeService:
                 node_run.limits = OwnerLimits(self.budget, self.config.cohort(data), data, place.party).check
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
-            context, record = f"{run}/{facts['start']}", SumRecord(self._folder)
-            node_run.sums = SumKeeper(self.config, self.credentials, members, context, record)
+            quarantine = 0 if place.counts is None else self.config.quarantine
+            node_run.sums = SumKeeper(
+                self.config, self.credentials, members, f"{run}/{facts['start']}", self._sums,
+                Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
+            )  # fmt: skip
             return node_run
 
         node_run = await self._work(start)
