@@ -48,6 +48,8 @@ dataset = "digits"
 # rows = "mine.csv"
 # keep = ["age", "pressure"]  # columns that runs may use as input
 # label = "outcome"  # that runs may use
+# classes = ["well", "ill"]  # its words
+# categories.ward = ["north", "south", "?"]  # the words of each column that is a category; ? is a missing one
 # score = false  # whether models may be scored on held-out rows of this file
 """)
 _FEDERATION_TOML = Template("""\

@@ -113,6 +113,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         faults=run.faults,
         max_rows=nodes.max_rows,
         terms=sha256(terms(told, plan.method, plan.cfg, plan.rounds)),
+        colluders=run.aggregate.colluders,
     )
     if folder is not None:
         keep_start(folder, number)

@@ -178,15 +178,16 @@ class NodeSession:
         return await self.link.ask(kind, body, id=id, deadline=deadline)
 
     async def sum_step(
-        self, name: str, step: str, names: Sequence[str] = (), parts: Sequence[bytes] = ()
+        self, name: str, step: str, call: tuple[int, str], names: Sequence[str] = (), parts: Sequence[bytes] = ()
     ) -> tuple[list[str], list[bytes]]:
-        """A step of a secure sum: the names and parts of the node's reply.
+        """A step of a secure sum for a call (round, method): the names and parts of the node's reply.
 
         Raises:
             CallRefused, MessageError: the node takes no part, or its reply is invalid.
         """
         common = self._common
-        head: Tree = {"run": common.run, "start": common.start, "sum": name, "step": step, "names": [*names]}
+        about: dict[str, Tree] = {"run": common.run, "start": common.start, "round": call[0], "method": call[1]}
+        head: Tree = {**about, "sum": name, "step": step, "names": [*names]}
         answer = await self.ask("sum", payload.pack(head, *parts))
         answered, rest = await asyncio.to_thread(payload.unpack, answer, {"names": object})
         theirs = answered["names"]

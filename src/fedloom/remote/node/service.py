@@ -39,7 +39,7 @@ from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeConfig, NodeData
 from fedloom.remote.node.limits import OwnerLimits
 from fedloom.remote.node.looks import split_seed
-from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper, SumRecord
+from fedloom.remote.node.masking import MASK, REQUEST, Participants, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
 from fedloom.remote.node.outgoing import OutgoingFilter
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
@@ -108,7 +108,7 @@ class NodeService:
         self.peers = PeerFetcher(config, self.credentials, self.audit)
         self._pages = {methods.load(page).name: str(page) for page in config.pages}
         self._secret = secret(self._folder / "secret") if config.secret_noise else None
-        self.budget = Budget(self._folder, config.anchor)
+        self.budget, self._sums = Budget(self._folder, config.anchor), SumRecord(self._folder)
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
             _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
         self._matcher = Matcher(
@@ -291,8 +291,11 @@ class NodeService:
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
             agreed = sha256(terms(config, method, place.party.cfg, node_run.rounds))
-            context, record = f"{run}/{facts['start']}/{agreed}", SumRecord(self._folder)
-            node_run.sums = SumKeeper(self.config, self.credentials, members, context, record)
+            quarantine = 0 if place.counts is None else self.config.quarantine
+            node_run.sums = SumKeeper(
+                self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
+                Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
+            )  # fmt: skip
             return node_run
 
         node_run = await self._work(start)
@@ -335,7 +338,10 @@ class NodeService:
             seed = None if self._secret is None or data.rows is None else split_seed(self._secret, data.rows)
             own = None if data.rows is None else data.own
             files = PrivateData(data.dataset, data.root, data.rows, data.public, data.id, matched, seed, own)
-            place = build_party(run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data))
+            place = build_party(
+                run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data),
+                min_class_rows=1 if own is None else data.min_class_rows,
+            )  # fmt: skip
         except FedloomError as error:
             _log.error("building the party for a run of %s failed: %s", caller, error)
             words = "this node failed to build its party; the reason is in its log"
