@@ -264,7 +264,7 @@ class ClaimTest:
             relevant=relevant,
         )
         room = self._headroom(part)
-        goal = abs(printed) if printed is not None else claim.by or RELEVANT
+        goal = abs(printed) if printed is not None and not self.stand_in else claim.by or RELEVANT
         doubtful = decision.verdict not in ("reproduced", UNTESTED) and decision.why != OPPOSITE
         if doubtful and room is not None and room < goal:
             unit = self.unit

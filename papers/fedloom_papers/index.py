@@ -194,8 +194,7 @@ def _overview(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequenc
     return Page(
         title="Reproduced tables and figures",
         subtitle=f"{fmt.capital(scale)} scale · {number}",
-        lead="Small runs of published tables: what could be seen on the data that were at hand, and what could not be "
-        "tested on them.",
+        lead="What runs of published tables showed on the data that were at hand, and what could not be tested there.",
         warning=" ".join(notes),
         sections=[
             PageSection("Papers", tables=[whole]),

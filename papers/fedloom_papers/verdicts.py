@@ -50,7 +50,8 @@ RULES = (
     "could not be tested here: a gate failed, which the text names: the interval is too wide, runs are missing, "
     "a network is not above always predicting the most frequent class, or the bed has no headroom.",
     "Headroom: smaller, not reproduced and not seen need a row of the same table, such as an oracle trained on all "
-    "rows, that is at least the printed effect, or 2 points, above the lower side of the claim.",
+    "rows, that is at least the effect above the lower side of the claim: the printed one on the paper's data, or 2 "
+    "points.",
     "The plain 95 % interval decides. Whether to run more seeds is decided by a wider one: the planned seeds are the "
     "first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a further look, which spends "
     "half of the rest. Within a table, Holm's correction keeps the error rate of all its verdicts together at 5 %.",

@@ -45,7 +45,9 @@ def test_only_claims_on_the_papers_own_data_are_judged(folder: str) -> None:
         judged = claim["verdict"] in VERDICTS[:3]
         assert not (judged and claim["stand_in"]), claim["text"]
         assert not (claim["verdict"] in ("seen", "not seen") and not claim["stand_in"]), claim["text"]
-        assert not claim["stand_in"] or (claim["printed"] is None and "printed" not in claim["found"]), claim["text"]
+        assert not claim["stand_in"] or (
+            claim["printed"] is None and not re.search(r"printed [+−\d]", claim["found"])
+        ), claim["text"]
         assert not claim["stand_in"] or claim["bed"], claim["text"]
         assert (claim["verdict"] == UNTESTED) == bool(claim["gate"] and claim["found"]), claim["text"]
 
