@@ -191,6 +191,8 @@ class Method:
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
         any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
         linear: whether it is of use with a network that has no hidden layer.
+        pooled: whether the model has the same bits however rows are split over owners, so that a trial may train it on
+            all rows at once. What clients export is then the same for all, and they predict from it and their own rows.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
             only by name. At equal scores the lower rank wins.
@@ -216,6 +218,7 @@ class Method:
     contributors: tuple[int, ...] = ()
     any_contributor: bool = False
     linear: bool = False
+    pooled: bool = False
     quadratic: bool = False
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
