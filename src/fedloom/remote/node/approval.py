@@ -48,7 +48,7 @@ class Waiting(BaseModel):
     text: str
 
 
-class Decision(BaseModel):
+class SiteDecision(BaseModel):
     """A site's decision about a run.
 
     Attributes:
@@ -123,16 +123,16 @@ class Approvals:
         if found is not None and found.what == "stop":
             raise CallRefused(rpc_errors.STOPPED, f"this site has stopped run {run[:8]}")
 
-    def stopped(self, run: str) -> Decision | None:
+    def stopped(self, run: str) -> SiteDecision | None:
         """The decision to stop a run, if there is one."""
         found = self._decision(run)
         return found if found is not None and found.what == "stop" else None
 
-    def _decision(self, run: str) -> Decision | None:
+    def _decision(self, run: str) -> SiteDecision | None:
         """The newest decision about a run, if it counts."""
         path = self._folder / f"{run}.decision"
         try:
-            found = Decision.model_validate_json(path.read_bytes())
+            found = SiteDecision.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
@@ -146,7 +146,7 @@ class Approvals:
             _log.error("%s does not count: %s", path, why)
         return None
 
-    def _unproved(self, found: Decision) -> str:
+    def _unproved(self, found: SiteDecision) -> str:
         """Why a decision has not the role that it needs; "" if it has."""
         if not self._config.roles:
             return ""
@@ -207,7 +207,7 @@ def runs(state: Path) -> list[tuple[Waiting, str]]:
     decided = {}
     for one in found:
         path = folder / f"{one.run}.decision"
-        decision = Decision.model_validate_json(path.read_bytes()).what if path.exists() else "waits"
+        decision = SiteDecision.model_validate_json(path.read_bytes()).what if path.exists() else "waits"
         decided[one.run] = "approve" if one.run in accepted and decision == "waits" else decision
     return [(one, decided[one.run]) for one in sorted(found, key=lambda one: one.since)]
 
@@ -225,7 +225,7 @@ def find(state: Path, beginning: str) -> Waiting:
     return found[0]
 
 
-def decide(state: Path, shown: Waiting, what: What, signer: Credentials | None) -> Decision:
+def decide(state: Path, shown: Waiting, what: What, signer: Credentials | None) -> SiteDecision:
     """Record a decision about a run, which the node's process reads within a second.
 
     Args:
@@ -234,7 +234,7 @@ def decide(state: Path, shown: Waiting, what: What, signer: Credentials | None) 
         what: approve or stop.
         signer: whoever decides; None for a user of this machine.
     """
-    made = Decision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now())
+    made = SiteDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now())
     if signer is not None:
         made = made.model_copy(update={"by": signer.name, "certificate": signer.shown.decode()})
         made = made.model_copy(update={"signature": signer.sign(made.signed).hex()})
