@@ -220,6 +220,8 @@ class NodeConfig(FileSection):
     changes nothing. None for no limit."""
     keep_runs: int = Field(10, ge=1)
     """Number of runs whose state is kept."""
+    keep_days: int | None = Field(None, ge=1)
+    """Days after its last call for which a run's state and model are kept; None for no limit."""
     insecure: bool = False
     """No certificates; names are not verified. For loopback addresses only."""
 
