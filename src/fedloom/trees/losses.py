@@ -1,4 +1,4 @@
-"""What boosting learns by: each row's derivatives as one word of integers, and what the coordinator makes of their sums."""
+"""What boosting learns by: derivatives of rows as words of integers, and what the coordinator makes of their sums."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
