@@ -269,6 +269,7 @@ FEDBOOST = Method(
     server=FedBoostServer,
     needs=("raw rows",),
     pooled=True,
+    trial_rank=3,
 )
 
 METHODS = (
@@ -278,6 +279,6 @@ METHODS = (
         name="fedboost-mix",
         title="FedBoost; each owner predicts the mean with boosted trees of its own rows",
         fixed={"mix": 100},
-        trial_rank=3,
+        trial_rank=0,
     ),
 )
