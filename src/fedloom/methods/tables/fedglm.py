@@ -51,6 +51,9 @@ class FedGLMConfig(MethodConfig):
     level: float = Field(0.95, gt=0, lt=1)
     """Of confidence intervals."""
 
+    def local_steps_of(self, rows: int) -> None:
+        """None: a Newton step is taken by the coordinator."""
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)

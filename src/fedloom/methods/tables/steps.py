@@ -54,6 +54,9 @@ class TreesConfig(MethodConfig):
     """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
     learns the owner of each count."""
 
+    def local_steps_of(self, rows: int) -> None:
+        """None: trees have no optimizer steps."""
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
