@@ -8,6 +8,7 @@ The public names, all of them:
     Federation, ClientContext       the primitives of a round, and a party's private resources
     FederatedClassifier             a scikit-learn estimator that trains by a federation
     trial                           whether owners of data gain by federating
+    stats                           Table 1 of several owners' rows
     load, split                     data sets, and their rows by client
     FedloomError                    base of every error raised on purpose
 
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from fedloom.data.sources import load
     from fedloom.data.split import split
     from fedloom.estimators import FederatedClassifier
+    from fedloom.experiment.stats import stats
     from fedloom.experiment.trial import trial
 
 _HOMES = {
     "fedloom.data.sources": ("load",),
     "fedloom.data.split": ("split",),
+    "fedloom.experiment.stats": ("stats",),
     "fedloom.experiment.trial": ("trial",),
     "fedloom.estimators": ("FederatedClassifier",),
     "fedloom.core.errors": ("FedloomError",),
@@ -62,6 +65,7 @@ __all__ = [
     "read",
     "run",
     "split",
+    "stats",
     "trial",
 ]
 

@@ -16,7 +16,7 @@ from click import Context, Group
 from rich.markup import escape
 
 from fedloom._version import __version__
-from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, sweep, trial
+from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
 from fedloom.core.errors import ConfigError, FedloomError, did_you_mean
@@ -45,7 +45,7 @@ def root(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Experiments": (runs.run, runs.compare, sweep.sweep, reports.watch, reports.report, reports.track),
-    "Your own data": (data.data, trial.trial, data.align, deploy.export, deploy.predict, deploy.embed),
+    "Your own data": (data.data, stats.stats, trial.trial, data.align, deploy.export, deploy.predict, deploy.embed),
     "Methods and models": (catalog.list_, catalog.copy, check.check, pretrain.pretrain),
     "Between organizations": (remote.certs, remote.node),
 }
@@ -92,6 +92,8 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
+    from fedloom.remote.node.logs import TextFormatter
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
@@ -99,7 +101,9 @@ def main() -> NoReturn:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])
     else:  # one line per message: a file has no width
-        logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
+        plain = logging.StreamHandler()
+        plain.setFormatter(TextFormatter("%(levelname)-8s %(message)s"))
+        logging.basicConfig(level="WARNING", handlers=[plain])
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
     sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
     if os.environ.get("_FEDLOOM_COMPLETE") == "complete_bash":
