@@ -121,6 +121,22 @@ class Result:
             entry["client"] = self._trained.names[str(entry["client"])]
         return _pandas().DataFrame(found)
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """What the server has learned: the coefficients of a linear model with standard errors, p-values and intervals,
+        or the importance of each column of trees. Tables with other columns than the first, such as that of the fit,
+        are in `summary["learned"]`.
+
+        Raises:
+            ConfigError: the method reports no table.
+        """
+        tables = self.summary.get("learned", [])
+        if not tables:
+            raise ConfigError(f"{self.summary['method']} reports no table of what it has learned")
+        columns = tables[0]["columns"]
+        alike = [table for table in tables if table["columns"] == columns]
+        rows = [[*([table["title"]] if len(alike) > 1 else []), *row] for table in alike for row in table["rows"]]
+        return _pandas().DataFrame(rows, columns=[*(["Table"] if len(alike) > 1 else []), *columns])
+
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.
 

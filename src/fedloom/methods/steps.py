@@ -80,9 +80,9 @@ class LocalSGDConfig(MethodConfig):
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
-def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The trainable parameters of a network by name, detached."""
-    return {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
+def trainable_weights(module: nn.Module, device: str = "cpu") -> dict[str, Tensor]:
+    """The trainable parameters of a network by name, detached, on this device."""
+    return {k: p.detach().to(device) for k, p in module.named_parameters() if p.requires_grad}
 
 
 def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]:

@@ -1,14 +1,17 @@
 """Black boxes: models that offer only `fit` and `predict_proba`, or `predict` for a number.
 
 `forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread; for a number they are
-regressors, and `logistic` is ridge regression. One of yours is `package.module:factory`, which is called with
-`(input_shape, classes)`, classes 1 for a number, and returns an object with the two methods; rows are (n, d) float32.
+regressors, and `logistic` is ridge regression. `lightgbm`, `xgboost`, `catboost` and `tabicl` are of libraries that are
+extras of fedloom. One of yours is `package.module:factory`, which is called with `(input_shape, classes)`, with 1 for a
+number, and returns an object with the two methods; rows are (n, d) float32.
 """
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fedloom.core.errors import ModelError
@@ -23,6 +26,8 @@ class BlackBoxSpec:
     """A description in one line."""
     builder: Callable[[int, bool], Any]
     """The seed, and whether it predicts a number → the unfitted object."""
+    extra: str = ""
+    """The package that it needs, an extra of the same name."""
 
 
 def _forest(seed: int, number: bool) -> Any:
@@ -74,6 +79,52 @@ class _KNeighborsOfNumbers:
         return self._inner.predict(x)
 
 
+def _lightgbm(seed: int, number: bool) -> Any:
+    import lightgbm
+
+    kind = lightgbm.LGBMRegressor if number else lightgbm.LGBMClassifier
+    return kind(min_child_samples=5, random_state=seed, n_jobs=1, deterministic=True, force_row_wise=True, verbose=-1)
+
+
+class _XGBoost:
+    """XGBoost, for any classes: its own `fit` takes labels from 0 on only, none left out."""
+
+    def __init__(self, seed: int) -> None:
+        from xgboost import XGBClassifier
+
+        self._inner = XGBClassifier(random_state=seed, n_jobs=1, verbosity=0)
+
+    def fit(self, x: Any, y: Any, sample_weight: Any = None) -> None:
+        self.classes_, places = np.unique(y, return_inverse=True)
+        self._inner.fit(x, places, sample_weight=sample_weight)
+
+    def predict_proba(self, x: Any) -> Any:
+        return self._inner.predict_proba(x)
+
+
+def _catboost(seed: int, number: bool) -> Any:
+    import catboost
+
+    kind = catboost.CatBoostRegressor if number else catboost.CatBoostClassifier
+    return kind(iterations=200, random_seed=seed, thread_count=1, verbose=False, allow_writing_files=False)
+
+
+def _xgboost(seed: int, number: bool) -> Any:
+    if not number:
+        return _XGBoost(seed)
+    from xgboost import XGBRegressor
+
+    return XGBRegressor(random_state=seed, n_jobs=1, verbosity=0)
+
+
+def _tabicl(seed: int, number: bool) -> Any:
+    if number:
+        raise ModelError("tabicl predicts classes only: choose another black box for a number")
+    from tabicl import TabICLClassifier
+
+    return TabICLClassifier(random_state=seed, device="cpu", n_jobs=1)
+
+
 BLACK_BOXES: dict[str, BlackBoxSpec] = {
     "forest": BlackBoxSpec("random forest of 50 trees", _forest),
     "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", _boosting),
@@ -82,7 +133,20 @@ BLACK_BOXES: dict[str, BlackBoxSpec] = {
         "5 nearest neighbours; others' answers as their most probable class",
         lambda seed, number: _KNeighborsOfNumbers() if number else _KNeighbors(),
     ),
+    "lightgbm": BlackBoxSpec("LightGBM, 100 rounds", _lightgbm, "lightgbm"),
+    "xgboost": BlackBoxSpec("XGBoost, 100 rounds", _xgboost, "xgboost"),
+    "catboost": BlackBoxSpec("CatBoost, 200 rounds", _catboost, "catboost"),
+    "tabicl": BlackBoxSpec("TabICL, a pretrained network for tables that reads all rows at once", _tabicl, "tabicl"),
 }
+
+
+def check_installed(name: str) -> None:
+    """Raise ModelError if a black box of the registry needs a package that is not installed."""
+    extra = BLACK_BOXES[name].extra
+    if extra and importlib.util.find_spec(extra) is None:
+        raise ModelError(
+            f"{name} needs the package {extra}, which is not installed; run: pip install 'fedloom[{extra}]'"
+        )
 
 
 def is_black_box(name: str, input_shape: tuple[int, ...], classes: int, number: bool = False) -> bool:

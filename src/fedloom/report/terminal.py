@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +19,8 @@ from fedloom.report.results import methods_table, metrics, verdict
 
 SHORT = {"balanced accuracy": "balanced", "calibration error": "calib.", "seen accuracy": "seen", "rare recall": "rare"}
 """Headings of scores, where the title is long."""
+MOST_LEARNED = 40
+"""Rows of a table of what was learned."""
 OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Sent up", "Preset", "s.d. over seeds")
 """Columns that are omitted if the table is too wide, in this order."""
 
@@ -71,6 +74,19 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
         unit = " points" if share else f" {found.metric.noun}"
         mean = "no common seed" if d.mean is None else f"{fmt.difference(d.mean, share)}{unit}{what}{spread}"
         out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients", markup=False)
+
+
+def show_learned(tables: Sequence[Mapping[str, Any]], out: Console) -> None:
+    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows; no number is cut off."""
+    say = partial(out.print, markup=False, highlight=False, soft_wrap=True)
+    for found in tables:
+        lines = [found["columns"], *(list(map(fmt.value, row)) for row in found["rows"][:MOST_LEARNED])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        out.print(f"\n[bold]{escape(found['title'])}[/]")
+        for name, *cells_ in lines:
+            say(f"  {name:<{widths[0]}}  {'  '.join(f'{c:>{w}}' for c, w in zip(cells_, widths[1:], strict=True))}")
+        if (rest := len(found["rows"]) - MOST_LEARNED) > 0:
+            say(f"  … and {rest} more rows, in the report and in result.json")
 
 
 def line(content: Mapping[str, Any]) -> str:

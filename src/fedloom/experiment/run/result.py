@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -161,11 +160,15 @@ def _score(name: str) -> Metric:
     return metric
 
 
+def _eval_mode(metric: Metric) -> str:
+    return metric.eval_mode
+
+
 MetricText = Annotated[Metric, BeforeValidator(partial(_read, known=parse)), PlainSerializer(str)]
 """A metric; in files, its text."""
 ScoreName = Annotated[Metric, BeforeValidator(partial(_read, known=_score)), PlainSerializer(str)]
 """A score of the joint prediction; in files, its name."""
-EvalMode = Annotated[Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(attrgetter("eval_mode"))]
+EvalMode = Annotated[Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(_eval_mode)]
 """The accuracy on own rows in an evaluation mode; in files, the mode, with the suffix `training` for training clients
 where others are unseen."""
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.trial.decide import Decision
-from fedloom.models.black_boxes import BLACK_BOXES
+from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier"]
 METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier")
@@ -67,6 +67,8 @@ class TrialConfig:
         ):
             if not valid:
                 raise ConfigError(text)
+        for name in self.alone or ():
+            check_installed(name)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     def setup(self) -> None:
         """The initial weights."""
-        self.weights = steps.trainable_weights(self.context.build())
+        self.weights = steps.trainable_weights(self.context.build(), self.context.device)
 
 
 def round(

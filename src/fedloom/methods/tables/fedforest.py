@@ -34,12 +34,12 @@ from torch import Tensor
 
 from fedloom.core.page import Federation, Method, Party
 from fedloom.methods.tables import steps
+from fedloom.trees import forest
 from fedloom.trees.bins import Bins
-from fedloom.trees.exact import PARTS, copies
+from fedloom.trees.exact import copies
 from fedloom.trees.growth import Growth
 from fedloom.trees.histograms import class_histograms, two_in_one
 from fedloom.trees.model import Trees
-from fedloom.trees.splits import Gini
 
 FLOOR = 1e-3
 """The smallest probability of a class."""
@@ -57,7 +57,7 @@ class FedForestConfig(steps.TreesConfig):
     columns: int | None = Field(None, ge=1)
     """The columns that a node may split; None for the square root of their number."""
     mix: int = Field(0, ge=0)
-    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities."""
+    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities, by `own`."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -112,9 +112,10 @@ class FedForestClient(Party[FedForestConfig]):
         K = self.context.classes
         if not len(self.trees["root"]):
             return torch.zeros(len(x), K)
-        p = shares(steps.scores(self, x, K))
+        p = forest.shares(steps.scores(self, x, K))
         if self.cfg.mix:
-            p = (p + shares(own_forest(self).scores(steps.bins_of(self, x), K))) / 2
+            own = steps.own_weight(self)
+            p = (1 - own) * p + own * forest.shares(own_forest(self).scores(steps.bins_of(self, x), K))
         return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float()
 
 
@@ -130,23 +131,9 @@ class FedForestServer(Party[FedForestConfig]):
     findings = steps.importance
 
 
-def shares(scores: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) from the summed shares (K, n) of all trees."""
-    p: np.ndarray = (scores / scores.sum(0)).T
-    return p
-
-
 def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator) -> Growth:
     """New trees over these bins."""
-    F = len(layout.edges)
-    k = min(F, cfg.columns or max(1, int(np.sqrt(F))))
-    draw = lambda m: np.sort(rng.random((m, F)).argsort(1)[:, :k], 1)
-    return Growth(cfg.lot, layout, Gini(), depth=cfg.depth, min_rows=cfg.min_rows, draw=draw)
-
-
-def grown(trees: Growth) -> Trees:
-    """The trees with their leaves N_k / N, in steps of 2^-20."""
-    return trees.grown(lambda s: (s.T * PARTS) // np.maximum(s.sum(0), 1)[:, None])
+    return forest.growth(layout, cfg.lot, cfg.columns, cfg.depth, cfg.min_rows, rng)
 
 
 def own_forest(party: FedForestClient) -> Trees:
@@ -155,15 +142,8 @@ def own_forest(party: FedForestClient) -> Trees:
 
     def make() -> Trees:
         drawn = np.stack([copies(own.bins, own.y, t, party.context.seed) for t in range(cfg.lot)])
-        node, trees = steps.roots(*drawn.shape).numpy(), growth(cfg, own.layout, party.context.stream("own columns"))
-        while len(trees.asked):
-            trees.splits.move(node, own.bins)
-            found = class_histograms(
-                own.bins, own.y, drawn, node, trees.asked, trees.tree, trees.columns, own.layout.widths,
-                party.context.classes,
-            )  # fmt: skip
-            trees.answer(found)
-        return grown(trees)
+        trees = growth(cfg, own.layout, party.context.stream("own columns"))
+        return forest.grow(trees, own.layout, own.bins, own.y, drawn, party.context.classes)
 
     return steps.kept(party.context, "own forest", "", make)
 
@@ -182,7 +162,7 @@ def round(
     numbers = torch.arange(t * cfg.lot, (t + 1) * cfg.lot)
     if not steps.grow(fed, owners, trees, server.context.classes, {"numbers": numbers}):
         return
-    news = grown(trees)
+    news = forest.grown(trees)
     learned = fed.call(owners, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
     steps.learn(server, news, trees.gains, learned)
     yield "round"
@@ -198,6 +178,7 @@ FEDFOREST = Method(
     client=FedForestClient,
     server=FedForestServer,
     needs=("raw rows",),
+    pooled=True,
 )
 
 METHODS = (
