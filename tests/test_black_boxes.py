@@ -11,7 +11,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ class StandIn:
     """What fedloom needs of a class of another package, on a forest of scikit-learn's: it refuses unknown settings, and
     labels with gaps if it is XGBoost's."""
 
-    KNOWN = {
+    KNOWN: ClassVar = {
         "lightgbm": {"min_child_samples", "random_state", "n_jobs", "deterministic", "force_row_wise", "verbose"},
         "xgboost": {"random_state", "n_jobs", "verbosity"},
         "catboost": {"iterations", "random_seed", "thread_count", "verbose", "allow_writing_files"},

@@ -1,8 +1,8 @@
 """Black boxes: classifiers that offer only `fit` and `predict_proba`.
 
-`forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread. `lightgbm`, `xgboost`, `catboost`
-and `tabicl` are of libraries that are extras of fedloom. One of yours is `package.module:factory`, which is called with
-`(input_shape, classes)` and returns an object with the two methods; rows are (n, d) float32.
+`forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread. `lightgbm`, `xgboost`,
+`catboost` and `tabicl` are of libraries that are extras of fedloom. One of yours is `package.module:factory`, which is
+called with `(input_shape, classes)` and returns an object with the two methods; rows are (n, d) float32.
 """
 
 import importlib.util
