@@ -55,7 +55,7 @@ class StandIn:
     """What fedloom needs of a class of another package, on a forest of scikit-learn's: it refuses unknown settings, and
     labels with gaps if it is XGBoost's."""
 
-    KNOWN: ClassVar = {
+    KNOWN: ClassVar[dict[str, set[str]]] = {
         "lightgbm": {"min_child_samples", "random_state", "n_jobs", "deterministic", "force_row_wise", "verbose"},
         "xgboost": {"random_state", "n_jobs", "verbosity"},
         "catboost": {"iterations", "random_seed", "thread_count", "verbose", "allow_writing_files"},

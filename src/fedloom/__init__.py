@@ -7,6 +7,7 @@ The public names, all of them:
     Method, MethodConfig, Party     the parts of a method page
     Federation, ClientContext       the primitives of a round, and a party's private resources
     trial                           whether owners of data gain by federating
+    stats                           Table 1 of several owners' rows
     load, split                     data sets, and their rows by client
     FedloomError                    base of every error raised on purpose
 
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from fedloom.core.party import Party
     from fedloom.data.sources import load
     from fedloom.data.split import split
+    from fedloom.experiment.stats import stats
     from fedloom.experiment.trial import trial
 
 _HOMES = {
     "fedloom.data.sources": ("load",),
     "fedloom.data.split": ("split",),
+    "fedloom.experiment.stats": ("stats",),
     "fedloom.experiment.trial": ("trial",),
     "fedloom.core.errors": ("FedloomError",),
     "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
@@ -58,6 +61,7 @@ __all__ = [
     "read",
     "run",
     "split",
+    "stats",
     "trial",
 ]
 

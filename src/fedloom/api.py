@@ -28,7 +28,7 @@ from fedloom.experiment.run import execute as runs
 from fedloom.experiment.run.compare import execute_all
 from fedloom.experiment.run.engine import Backend, local_backend
 from fedloom.experiment.run.execute import RunResult, Status, Stopped, settle
-from fedloom.experiment.run.metrics import GLOBAL
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, in_words
 from fedloom.experiment.run.result import RunSummary
 from fedloom.experiment.run.trained import TrainedModels
 
@@ -60,8 +60,25 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients of the final accuracy on the global test set."""
+        """Mean over clients of the final accuracy on the global test set.
+
+        Raises:
+            ConfigError: the label is a number, see `rmse`.
+        """
+        if "accuracy" not in self.summary:
+            raise ConfigError("the label of this run is a number, which has no accuracy: see result.rmse")
         return float(self.summary["accuracy"]["mean"])
+
+    @property
+    def rmse(self) -> float:
+        """Mean over clients of the final root mean squared error on the global test set, in the unit of the label.
+
+        Raises:
+            ConfigError: the label has classes, see `accuracy`.
+        """
+        if "rmse" not in self.summary:
+            raise ConfigError("the label of this run has classes and no error in a unit: see result.accuracy")
+        return float(self.summary["rmse"]["mean"])
 
     @cached_property
     def models(self) -> list[nn.Module]:
@@ -104,6 +121,22 @@ class Result:
             entry["client"] = self._trained.names[str(entry["client"])]
         return _pandas().DataFrame(found)
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """What the server has learned: the coefficients of a linear model with standard errors, p-values and intervals,
+        or the importance of each column of trees. Tables with other columns than the first, such as that of the fit,
+        are in `summary["learned"]`.
+
+        Raises:
+            ConfigError: the method reports no table.
+        """
+        tables = self.summary.get("learned", [])
+        if not tables:
+            raise ConfigError(f"{self.summary['method']} reports no table of what it has learned")
+        columns = tables[0]["columns"]
+        alike = [table for table in tables if table["columns"] == columns]
+        rows = [[*([table["title"]] if len(alike) > 1 else []), *row] for table in alike for row in table["rows"]]
+        return _pandas().DataFrame(rows, columns=[*(["Table"] if len(alike) > 1 else []), *columns])
+
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.
 
@@ -141,9 +174,11 @@ class Result:
         lines = [f"{s.method} on {s.dataset}: {s.clients} clients, {per_round}"]
         for metric, found in list(s.accuracies.items())[:2]:
             chance = s.chance_of(metric)
-            beside = "" if chance is None else f", {s.most_frequent(metric)} {chance:.1%}"
-            shown = f"{found.mean:.1%}" + (f" ± {found.std:.1%} over clients" if len(found.per_client) > 1 else "")
-            lines.append(f"  accuracy {s.describe(metric)}: {shown}{beside}")
+            beside = "" if chance is None else f", {s.most_frequent(metric)} {in_words(metric, chance)}"
+            shown = in_words(metric, found.mean)
+            shown += f" ± {in_words(metric, found.std)} over clients" if len(found.per_client) > 1 else ""
+            name = SCORES[s.on_test].title if s.task == "number" else "accuracy"
+            lines.append(f"  {name} {s.describe(metric)}: {shown}{beside}")
         if s.scores:
             lines.append("  " + ", ".join(f"{name} {value:.3f}" for name, value in s.scores.items() if name != GLOBAL))
         lines.append(

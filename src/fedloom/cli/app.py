@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from fedloom._version import __version__
-from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, sweep, trial
+from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
 from fedloom.core.errors import ConfigError, FedloomError
@@ -42,8 +42,8 @@ def root(
 
 
 for command in (
-    *(runs.run, runs.compare, trial.trial, reports.watch, reports.report, catalog.list_, data.data, data.align),
-    *(deploy.export, deploy.embed, deploy.predict, pretrain.pretrain, catalog.copy, check.check),
+    *(runs.run, runs.compare, trial.trial, reports.watch, reports.report, catalog.list_, data.data, stats.stats),
+    *(data.align, deploy.export, deploy.embed, deploy.predict, pretrain.pretrain, catalog.copy, check.check),
     *(remote.certs, remote.node, sweep.sweep, reports.track),
 ):
     app.command(command.__name__.rstrip("_"))(command)
@@ -66,6 +66,8 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
+    from fedloom.remote.node.logs import TextFormatter
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
@@ -73,7 +75,9 @@ def main() -> NoReturn:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])
     else:  # one line per message: a file has no width
-        logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
+        plain = logging.StreamHandler()
+        plain.setFormatter(TextFormatter("%(levelname)-8s %(message)s"))
+        logging.basicConfig(level="WARNING", handlers=[plain])
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
     sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
     if os.environ.get("_FEDLOOM_COMPLETE") == "complete_bash":

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli.listing import complete_engine, completing
-from fedloom.cli.options import PRIVATE, AsJson, Device, Quiet, Seed, Settings, Track, Trust, err, out, written
+from fedloom.cli.options import (
+    PRIVATE,
+    AsJson,
+    Device,
+    Quiet,
+    Seed,
+    Settings,
+    Track,
+    Trust,
+    err,
+    out,
+    print_plain,
+    written,
+)
 from fedloom.core.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
@@ -187,7 +200,7 @@ def _work(
     from fedloom.experiment.run.compare import execute_all, summarize
     from fedloom.experiment.run.execute import Stopped
     from fedloom.experiment.run.lockstep import advice
-    from fedloom.report.terminal import line, show_comparison
+    from fedloom.report.terminal import line, show_comparison, show_learned
     from fedloom.report.track.background import tracking
 
     if experiment.run.engine.name == "net":
@@ -213,15 +226,18 @@ def _work(
         _report(found, folder, experiment.compare is not None)
         content = result.summary if experiment.compare is None else found
         shown = {"folder": str(folder), "verdict": line(found), **content}
-        typer.echo(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
+        print_plain(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
         return
     unseen = experiment.run.data.unseen
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
+    if experiment.compare is None:
+        show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
-    if experiment.compare is None and "clients" in result.summary["accuracy"]:
-        counted, clients = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
-        out.print(f"accuracy of {counted} of {clients} clients: the others were absent, or report none")
+    main = "rmse" if result.summary.get("task") == "number" else "accuracy"
+    if experiment.compare is None and "clients" in result.summary[main]:
+        counted, clients = len(result.summary[main]["clients"]), result.summary["clients"]
+        out.print(f"{main} of {counted} of {clients} clients: the others were absent, or report none")
     logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
     if logs:
         out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)

@@ -11,6 +11,7 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
 from fedloom.core.problems import problems
+from fedloom.core.task import TaskKind
 
 Round: TypeAlias = Callable[..., Iterator[str]]
 """`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name of each completed
@@ -182,11 +183,16 @@ class Method:
         fixed: config values that define this method and override presets.
         presets: further named sets of config values.
         setting: horizontal or vertical.
+        tasks: what it can predict. A method that takes losses and predictions from `self.context.task`, or handles
+            labels (n,) float32 by itself, declares `EVERY_TASK`.
+        only_classes: for another method why it cannot predict a number, as a clause.
         needs: requirements on a run, from `NEEDS`.
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
         any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
         linear: whether it is of use with a network that has no hidden layer.
+        pooled: whether the model has the same bits however rows are split over owners, so that a trial may train it on
+            all rows at once. What clients export is then the same for all, and they predict from it and their own rows.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
             only by name. At equal scores the lower rank wins.
@@ -205,11 +211,14 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     setting: Setting = "horizontal"
+    tasks: tuple[TaskKind, ...] = ("classes",)
+    only_classes: str = ""
     needs: tuple[Need, ...] = ()
     min_clients: int = 1
     contributors: tuple[int, ...] = ()
     any_contributor: bool = False
     linear: bool = False
+    pooled: bool = False
     quadratic: bool = False
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedloom import methods
-from fedloom.core.errors import DataError, ModelError
+from fedloom.core.errors import DataError, ModelError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
 from fedloom.data.columns import RawColumn, columns_of, joined
@@ -30,7 +30,7 @@ from fedloom.data.grammar import MISSING_WORDS, Grammar
 from fedloom.data.own import read_data
 from fedloom.data.roles import MOST_NUMBERS
 from fedloom.data.split import rows_hash
-from fedloom.data.tables import codes_of
+from fedloom.data.tables import codes_of, numbers_of
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.section import validated
 
@@ -244,14 +244,14 @@ def _dataset(rows: _Labeled, owners: RawColumn | None, test: _Labeled | None, ta
         raise DataError(f"group must name an owner for each row, but {owners.missing.sum()} are missing.")
     if test is not None:
         rows = _joined([rows, test])
-    y, classes = _classes(rows.y, task if rows.x.ndim == 2 else "classes")
+    y, classes = _targets(rows.y, task, few=rows.x.ndim == 2)
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     if owners is not None:
         known, words = codes_of(owners.words)
         groups = np.concatenate([known, np.full(len(y) - training, -1)])
         names = () if not owners.is_text or test is not None else words
-    kept = np.flatnonzero(y >= 0)
+    kept = np.flatnonzero(y >= 0 if classes else ~np.isnan(y))
     gone = len(y) - len(kept)
     x, shift, scale = _inputs(rows.x[kept] if gone else rows.x)
     note = f"{gone} of {len(y)} rows have no label and are left out."
@@ -301,17 +301,24 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
 
 
-def _classes(labels: RawColumn, task: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers (n,), -1 for a missing label, and names. Whole numbers that begin with 0 keep their values."""
+def _targets(labels: RawColumn, task: str | None, *, few: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers (n,), -1 for a missing label, and names; or numbers to predict (n,) float64, NaN for a missing one.
+    Whole numbers that begin with 0 keep their values; `few`: whether many different ones are numbers to predict."""
+    if task == "number":
+        return numbers_of("y", labels), ()
     numbers = np.empty(0) if labels.is_text or labels.values.dtype.kind != "f" else labels.values
     known = numbers[~np.isnan(numbers)]
-    if not np.array_equal(known, np.floor(known)):
-        raise DataError("y has fractions, but fedloom trains classifiers: give class labels.")
-    if task is None and len(different := np.unique(known)) > MOST_NUMBERS:
-        raise DataError(
-            f"y has {len(different)} different whole numbers in {len(known)} rows: it looks like a number to predict "
-            '(regression), which is not supported; if they are numbers of classes, set task="classes".'
-        )
+    fractions = known[known != np.floor(known)]
+    many = len(different := np.unique(known)) > MOST_NUMBERS and few
+    if task is None and (len(fractions) or many):
+        if not len(fractions):
+            warn_once(
+                f"y has {len(different)} different whole numbers in {len(known)} rows, and is taken to be a number to "
+                'predict: set task="number", or task="classes" if they are numbers of classes.'
+            )
+        return numbers_of("y", labels), ()
+    if len(fractions):
+        raise DataError(f'y has fractions, such as {fractions[0]:g}: set task="number", or give class labels.')
     if len(known) and known.min() == 0 and known.max() < 1000:
         return np.nan_to_num(numbers, nan=-1).astype(np.int64), tuple(map(str, range(int(known.max()) + 1)))
     return codes_of(labels.words)

@@ -13,6 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.core.task import TaskKind, refusal
 from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.pretrained import PretrainedConfig
@@ -44,6 +45,9 @@ class ModelsConfig(Section):
     norm: Literal["group", "batch", "none"] | None = None
     """Normalization; None for each network's default."""
     black_box: BlackBoxConfig = BlackBoxConfig()
+    variance: bool = False
+    """Whether networks that predict a number also predict its variance: they learn the likelihood of a Gaussian, and
+    answers are compared as Gaussians."""
 
     @model_validator(mode="after")
     def _one_list(self) -> "ModelsConfig":
@@ -245,6 +249,14 @@ def refuse_black_boxes(method: Method, black_boxes: Collection[str]) -> None:
             f"models.pool: {method.name} does not support the black box {min(black_boxes)}: leave it out, or use "
             f"{', '.join(able)}"
         )
+
+
+def refuse_task(method: Method, kind: TaskKind) -> None:
+    """Raise ConfigError if the method cannot predict what the label is."""
+    tasks = {m.name: m.tasks for m in methods.registry().values() if m.setting == method.setting}
+    if reason := refusal(method.name, kind, {**tasks, method.name: method.tasks}, method.only_classes):
+        hint = 'set data.task = "classes" if the label has classes' if kind == "number" else "choose another"
+        raise ConfigError(f"method: {reason}; {hint}")
 
 
 def refuse_settings(run: RunConfig) -> None:

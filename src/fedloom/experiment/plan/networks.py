@@ -42,14 +42,14 @@ Network: TypeAlias = Callable[[], nn.Module]
 
 
 def networks(
-    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str]
+    run: RunConfig, method: Method, dataset: DatasetLike, outputs: int, architectures: Sequence[str]
 ) -> tuple[Network, list[Network]]:
     """Functions that build the server's network and each client's, with separate or common initial weights."""
+    shape = dataset.input_shape
 
     def network(n: int, purpose: str) -> Network:
         seed = int(stream(run.seed, purpose, n).integers(2**31))
-        shape, classes = dataset.input_shape, len(dataset.classes)
-        return partial(models.build, architectures[n], shape, classes, norm=run.models.norm, seed=seed)
+        return partial(models.build, architectures[n], shape, outputs, norm=run.models.norm, seed=seed)
 
     clients = range(len(architectures))
     if "one network" in method.needs:

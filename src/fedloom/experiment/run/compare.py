@@ -11,7 +11,7 @@ from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, RunConfig
 from fedloom.experiment.run.execute import RunResult, Status, execute
 from fedloom.experiment.run.lockstep import execute_lots
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric
+from fedloom.experiment.run.metrics import SCORES, Metric
 from fedloom.experiment.run.record import write_json
 from fedloom.experiment.run.result import (
     ComparedRun,
@@ -87,6 +87,8 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some methods are
             horizontal, others vertical; or only some runs have unseen clients.
     """
+    if len({s.task for s in summaries}) > 1:
+        raise ConfigError("runs cannot be compared: some predict a number, others classes")
     _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
     for seed in {s.seed for s in summaries}:
         of_seed = [s for s in summaries if s.seed == seed]
@@ -119,7 +121,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
-        lower_is_better=[metric for metric in further if metric.lower_is_better],
+        lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
         remarks=remarks(summaries),
         runs=[
             ComparedRun(name=s.name, seed=s.seed, folder=folder.name if folder else None)
@@ -161,9 +163,10 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
 def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
     """The metrics that all runs have, the main one first."""
     found = [metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)]
-    if OWN not in found and any(OWN in s.compared for s in summaries):  # evaluation modes are on other rows
-        return [GLOBAL]
-    main = GLOBAL if found[0] == OWN else found[0]
+    on_test, on_own = summaries[0].on_test, summaries[0].on_own
+    if on_own not in found and any(on_own in s.compared for s in summaries):  # evaluation modes are on other rows
+        return [on_test]
+    main = on_test if found[0] == on_own else found[0]
     return [main, *(metric for metric in found if metric != main)]
 
 
@@ -176,8 +179,8 @@ def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequ
         method=first.method,
         preset=first.preset,
         seeds=[s.seed for s in group],
-        accuracy=found[GLOBAL],
-        own_accuracy=found.get(OWN),
+        **({"task": first.task} if first.task == "number" else {}),
+        **{first.on_test.name: found[first.on_test], f"own_{first.on_own.name}": found.get(first.on_own)},
         scores=found if first.scores else {},
         alone=_alone(group),
         eval_modes={metric: found[metric] for metric in first.eval_modes if metric in found},
@@ -251,7 +254,7 @@ def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric
     per_seed = [a.mean - b.mean for a, b in pairs]
     per_client = [x - y for a, b in pairs for x, y in zip(a.per_client, b.per_client, strict=True)]
     sign = -1 if metric.lower_is_better else 1
-    ends = confidence_interval(per_seed, SCORES[metric].largest if metric in SCORES else 1.0)
+    ends = confidence_interval(per_seed, SCORES[Metric(metric.name)].largest)
     return PairedDifference(
         first=first[0].name,
         other=other[0].name,

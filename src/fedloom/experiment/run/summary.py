@@ -61,6 +61,13 @@ def partition(plan: RunPlan) -> dict[str, Any]:
     }
 
 
+def _task(plan: RunPlan) -> dict[str, Any]:
+    """What a run predicts, where this is a number."""
+    if plan.data.target is None:
+        return {}
+    return {"task": "number", "label": "" if plan.data.dataset is None else plan.data.dataset.label}
+
+
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
     """The chance level on own rows over unseen, and over training clients; empty without unseen ones."""
     groups = {"unseen": plan.unseen, "training": plan.training} if plan.unseen else {}
@@ -119,6 +126,7 @@ def summarize(
         engine=EngineUsed(requested=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
         pretrained=pretrained(plan),
         unseen=list(plan.unseen),
+        **_task(plan),
         **evaluation_of(plan).summarize(final, names, plan),
         privacy=privacy_spent(plan, record, names),
         **({"leaks": [MeasuredLeak(**asdict(one)) for one in leaks]} if run.evaluate.leaks else {}),

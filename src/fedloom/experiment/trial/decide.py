@@ -1,14 +1,14 @@
 """Decisions: join, stay alone, no difference, or undecided.
 
 An owner's own rows give one-sided p-values, adjusted over owners by Y. Benjamini and Y. Hochberg's procedure (JRSS B
-57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own rows lean the
-same way, as one owner may differ from all others. The first that holds:
+57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own estimate lies
+on the same side, as one owner may differ from all others. The first that holds:
 
     same        |gain| < worth is shown by own rows, or has probability 0.975
     join        gain > 0 is shown by own rows
     alone       gain < worth is shown by own rows
-    join        by all: P(gain > 0) ≥ 0.975, P(gain > worth) ≥ 0.8, and own p(gain ≤ 0) ≤ 0.25
-    alone       by all: P(gain < worth) ≥ 0.975, and own p(gain ≥ worth) ≤ 0.25
+    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own gain > 0
+    alone       by all: P(gain < worth) ≥ 0.975, and own gain < worth
     undecided   otherwise
 
 With fewer than `FEWEST` units of a class nothing is said. Two owners have no others to learn from, so their own rows
@@ -28,8 +28,9 @@ from fedloom.experiment.trial.sharing import share
 Decision: TypeAlias = Literal["join", "alone", "same", "undecided", "too few"]
 ALPHA = 0.025
 """One-sided error rate of a decision by own rows. Intervals cover 95 %, each on its own."""
-SURE, WORTHWHILE, LEAN = 0.975, 0.8, 0.25
-"""Probabilities that decide by all owners, and the p-value of own rows that must lean the same way."""
+SURE, GAINS, WORTHWHILE = 0.975, 0.95, 0.5
+"""Probabilities that decide by all owners: of no difference and of staying alone, of a gain, of a gain that is worth
+it."""
 FEWEST = 3
 """Units of a class below which nothing is said."""
 SHARING = 3
@@ -120,9 +121,9 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
             decision = "join"
         elif shown["alone"][j] <= ALPHA:
             decision = "alone"
-        elif sharing and gain >= SURE and more >= WORTHWHILE and joins[j] <= LEAN:
+        elif sharing and gain >= GAINS and more >= WORTHWHILE and gains[j] > 0:
             decision, by = "join", "all"
-        elif sharing and 1 - more >= SURE and stays[j] <= LEAN:
+        elif sharing and 1 - more >= SURE and gains[j] < worth:
             decision, by = "alone", "all"
         else:
             by = ""

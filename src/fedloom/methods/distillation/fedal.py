@@ -41,7 +41,7 @@ from fedloom.core.aggregate import Aggregator, Combined
 from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.features import gradient_variance
-from fedloom.methods.steps import cross_entropy, reset_optimizer
+from fedloom.methods.steps import label_loss, reset_optimizer
 
 
 class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
@@ -124,7 +124,7 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
     for i, (x, y) in enumerate(batches):  # line 4
         anchor = before[i] if before is not None and i else None
         if cfg.variances and i == cfg.tau - 1:
-            note_variance(client, "label", partial(cross_entropy, client), x, y)
+            note_variance(client, "label", partial(label_loss, client), x, y)
             if anchor is not None:
                 own = F.softmax(anchor / cfg.kd_temperature, -1)
                 term = cfg.lf_local * kl_gradient(own, client.infer(x), cfg.kd_temperature)

@@ -55,7 +55,7 @@ from fedloom.core.page import (
 )
 from fedloom.methods.distillation import trust
 from fedloom.methods.distillation.steps import TrainingConfig
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 
 Model: TypeAlias = dict[str, dict[str, Tensor]]
 """The `weights` and the `statistics` of a network, by name, as they are sent."""
@@ -103,7 +103,7 @@ class FedDFClient(Party[TrainingConfig]):
     def update(self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Tree]:
         """τ steps on own rows, from the group's model."""
         set_model(self.net, weights, statistics)
-        self.train(partial(cross_entropy, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
+        self.train(partial(label_loss, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
         return {**model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:

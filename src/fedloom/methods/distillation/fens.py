@@ -45,7 +45,7 @@ from fedloom.core.page import (
 )
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.feddf import model_of, set_model
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 
 AggregatorKind: TypeAlias = Literal["mean", "weights", "class-weights", "network"]
 
@@ -181,7 +181,7 @@ class FensClient(Party[FensConfig]):
         kept, size, steps_ = self.split()[0], self.cfg.batch_size, self.cfg.tau
         draws = self.stream("batches", t).integers(len(kept), size=(steps_, size))
         plan = kept[torch.from_numpy(draws).to(kept.device)]
-        self.train(partial(cross_entropy, self), self.data.batches(plan))
+        self.train(partial(label_loss, self), self.data.batches(plan))
 
     def send(self) -> dict[str, Tree]:
         """Its weights and statistics."""

@@ -30,7 +30,7 @@ from fedloom.methods.distillation.fens import (
     init_aggregator,
     learning_steps,
 )
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 
 FLOOR = 1e-3
 """The smallest probability of an answer."""
@@ -80,7 +80,7 @@ class StudentClient(Party[FensStudentConfig]):
         """τ steps on own rows, and beside each, once there is an answer of f, one on a public batch."""
         cfg = self.cfg
         for i, (x, y) in enumerate(self.batches(t, steps=cfg.tau, size=cfg.batch_size)):
-            self.minimize(partial(cross_entropy, self), x, y)
+            self.minimize(partial(label_loss, self), x, y)
             if len(self.targets) and cfg.kd:
                 target = self.targets[steps.public_numbers(self, t, i)]
                 self.minimize(self._towards, steps.public_batch(self, t, i), target)

@@ -64,7 +64,8 @@ class FedBoostConfig(steps.TreesConfig):
     """Trees that an owner adds on its own rows before it predicts, from the scores of the joint model; nobody receives
     them."""
     mix: int = Field(0, ge=0)
-    """Trees of a model of the owner's own rows alone; it then predicts the mean of both probabilities."""
+    """Trees of a model of the owner's own rows alone; it then predicts the mean of both probabilities, by
+    `own`."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -141,7 +142,8 @@ class FedBoostClient(Party[FedBoostConfig]):
         if not self.cfg.mix:
             return logits
         own = logits_of(own_trees(self, self.cfg.mix).scores(steps.bins_of(self, x), len(scores)))
-        return torch.log((logits.softmax(-1) + own.softmax(-1)) / 2)
+        weight = steps.own_weight(self)
+        return torch.log((1 - weight) * logits.softmax(-1) + weight * own.softmax(-1))
 
 
 @final
@@ -255,6 +257,7 @@ FEDBOOST = Method(
     client=FedBoostClient,
     server=FedBoostServer,
     needs=("raw rows",),
+    pooled=True,
 )
 
 METHODS = (

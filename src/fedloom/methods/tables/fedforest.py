@@ -57,7 +57,7 @@ class FedForestConfig(steps.TreesConfig):
     columns: int | None = Field(None, ge=1)
     """The columns that a node may split; None for the square root of their number."""
     mix: int = Field(0, ge=0)
-    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities."""
+    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities, by `own`."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -114,7 +114,8 @@ class FedForestClient(Party[FedForestConfig]):
             return torch.zeros(len(x), K)
         p = forest.shares(steps.scores(self, x, K))
         if self.cfg.mix:
-            p = (p + forest.shares(own_forest(self).scores(steps.bins_of(self, x), K))) / 2
+            own = steps.own_weight(self)
+            p = (1 - own) * p + own * forest.shares(own_forest(self).scores(steps.bins_of(self, x), K))
         return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float()
 
 
@@ -177,6 +178,7 @@ FEDFOREST = Method(
     client=FedForestClient,
     server=FedForestServer,
     needs=("raw rows",),
+    pooled=True,
 )
 
 METHODS = (
