@@ -105,7 +105,7 @@ def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> 
         return done.stdout.endswith("True\n")
 
     assert slow("list", "methods")  # reads the pages
-    others = ["copy", "fedmd", str(tmp_path / "a.py")], ["certs", "north", "--out", str(tmp_path / "fed")]
+    others = ["copy", "fedmd", str(tmp_path / "a.py")], ["certs", "north", "--all-here", "--out", str(tmp_path / "fed")]
     for arguments in (["list"], ["list", "fedal"], ["list", "experiments"], *others):
         assert not slow(*arguments), arguments
     assert (tmp_path / "a.py").read_text() == source_of("fedmd").read_text()
@@ -472,7 +472,7 @@ def test_more_mistakes_get_a_sentence(
     (tmp_path / "file").touch()
     (tmp_path / "rows.csv").touch()
     if "--revoke" in arguments:
-        fedloom("certs", "a", "--out", "fed")
+        fedloom("certs", "a", "--all-here", "--out", "fed")
     done = fedloom(*arguments, code=2)
     assert words in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
 

@@ -60,8 +60,8 @@ def test_sections_for_nodes_build_a_party_of_each_owner(
         "columns": ["age", {"name": "sex", "categories": ["f", "m"]}], "label": "disease", "classes": ["no", "yes"],
     }  # fmt: skip
     assert for_node == {"my": {
-        "rows": "my.csv", "label": "disease", "keep": ["age", "sex"], "group": "hospital", "missing": "median",
-        "owner": "A", "test": 0.5,
+        "rows": "my.csv", "label": "disease", "classes": ["no", "yes"], "keep": ["age", "sex"], "group": "hospital",
+        "missing": "median", "owner": "A", "test": 0.5, "categories": {"sex": ["f", "m"]},
     }}  # fmt: skip
     values = {"method": "local", "rounds": 1, "models": {"pool": ["linear"]}, "data": {**for_run, "clients": 3}}
     run = check({"run": values}).run

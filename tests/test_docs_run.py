@@ -240,7 +240,7 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
     values = tomllib.loads(text)
     policy = {*values} <= {*NodeConfig.model_fields} and {*values} != {"data"}
     if "# federation.toml" in text or "# node.toml" in text or policy:
-        main_with("certs", "alpha", "--method", "fedal", "--out", str(folder))
+        main_with("certs", "alpha", "--all-here", "--method", "fedal", "--out", str(folder))
         file = folder / ("federation.toml" if "# federation.toml" in text else "alpha/node.toml")
         for name, rows in AT_NODES.items():
             file.with_name(name).write_text(rows)

@@ -141,6 +141,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "fedboost-mix": {"depth": 3, "bins": 8, "mix": 2},
     "fedforest": {"depth": 4, "bins": 8, "lot": 3},
     "fedforest-mix": {"depth": 4, "bins": 8, "lot": 3, "mix": 2},
+    "fedextra": {"depth": 3, "bins": 8},
     "fedglm": {},
     "fedcox": {"time": "mean area", "l2": 1.0, "times": 20},
     "stats": {},

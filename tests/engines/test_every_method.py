@@ -57,6 +57,7 @@ SMALL = {
     "server_steps": 5,
     "local_rounds": 2,
     "aggregator_steps": 3,
+    "lot": 4,
 }
 """Settings by name, for the methods that have them as whole numbers."""
 ENGINES: dict[str, dict[str, Any]] = {
@@ -115,7 +116,8 @@ def run_of(name: str, norm: str) -> RunConfig:
     if method.family == "meta" or "warm_start" in method.fixed:
         values |= {"pretrained": {**SERVER["pretrained"], "norm": norm}, "data": {**values["data"], "server_rows": 200}}
     if method.setting == "vertical":
-        values |= {**COLUMNS, "params": {**small(method), "centered": norm == "batch"}}
+        centered = {"centered": norm == "batch"} if "centered" in method.config.model_fields else {}
+        values |= {**COLUMNS, "params": {**small(method), **centered}}
         if method.any_contributor:
             values["columns"] = {**COLUMNS["columns"], "missing": 0.3}
         if "aggregate" in method.config.model_fields:  # what is averaged must be alike
@@ -260,6 +262,10 @@ def test_the_loop_s_run_is_one_worth_comparing(method: str) -> None:
             len(state["shares" if method == "stats" else "beta" if method in LINEAR else "trees.root"])
             for state in loop["states"].values()
         )
+        return
+    if "no network" in registry()[method].needs:
+        assert loop["server"]["forests.0.root"].numel() == 3 * SMALL["lot"]
+        assert bool(loop["ledger"]["entries"]) == (method == "vertical-forest")
         return
     learns = [0] if method == "active-only" else list(loop["states"])
     passes = [v for i in learns for k, v in loop["states"][i].items() if k.endswith("num_batches_tracked")]

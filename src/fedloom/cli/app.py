@@ -66,6 +66,8 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
+    from fedloom.remote.node.logs import TextFormatter
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
@@ -73,7 +75,9 @@ def main() -> NoReturn:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])
     else:  # one line per message: a file has no width
-        logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
+        plain = logging.StreamHandler()
+        plain.setFormatter(TextFormatter("%(levelname)-8s %(message)s"))
+        logging.basicConfig(level="WARNING", handlers=[plain])
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
     sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
     if os.environ.get("_FEDLOOM_COMPLETE") == "complete_bash":

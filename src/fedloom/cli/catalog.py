@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedloom.cli.listing import LISTS, ROOT, complete_list, completing, listing, params, rows_of
-from fedloom.cli.options import AsJson, out, plain_table
+from fedloom.cli.options import AsJson, out, plain_table, print_plain
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 
 HIDDEN = ("paper", "source", "public_set")
@@ -41,7 +41,7 @@ def list_(
             raise ConfigError(f"unknown list {kind!r}.{did_you_mean(kind, [*LISTS, *known['params']])}")
         rows = rows_of(kind) if kind in LISTS else known["params"][kind]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_plain(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     if not rows:
         out.print(f"{kind} has no settings")

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from fedloom.cli.listing import completing
-from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, written
+from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, print_plain, written
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def data(
     if as_json:
         shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
         shown |= {"server": len(split.server), "unseen": unseen}
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        print_plain(json.dumps(shown, ensure_ascii=False))
     else:
         what = f"{len(dataset.classes)} classes" if dataset.classes else "a number to predict"
         server = f"{len(split.server):,} at the server, " if len(split.server) else ""
@@ -208,7 +208,7 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
             "notes": list(found.notes),
             "settings": settings,
         }
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        print_plain(json.dumps(shown, ensure_ascii=False))
         return
     say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
     say(f"{found.table.name}: {len(found.table.y):,} rows")
@@ -283,13 +283,13 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     table, title = found.table, Path(name).stem
     used = [column for column in table.columns if found.kinds[column] != "text"]
     words = {column: sorted({*table.columns[column]}) for column in used if found.kinds[column] == "category"}
-    own: dict[str, Any] = {"rows": Path(name).name, "label": found.label, "keep": used}
+    own: dict[str, Any] = {"rows": Path(name).name, "label": found.label, "classes": list(table.classes), "keep": used}
     own |= {key: value for key, value in found.settings().items() if key in ("id", "missing", "group")}
     own |= {"owner": table.owners[0]} if options.group else {}
     own |= {"test": options.test} if isinstance(options.test, str) else {}
     own |= {"test": config.test_fraction} if "test_fraction" in config.model_fields_set else {}
     key = title if re.fullmatch(r"[A-Za-z0-9_-]+", title) else _toml(title)
-    lines = ["# For the run. List the words of all owners in categories; ? is a missing one."]
+    lines = ["# For the run. List the words of all owners in categories, here and in node.toml; ? is a missing one."]
     lines += ["[data]", f"name = {_toml(title)}", "", "[data.row_schema]", "columns = ["]
     lines += [f"    {_toml(column)}," for column in used if column not in words]
     lines += [f"    {{ name = {_toml(column)}, categories = {_toml(values)} }}," for column, values in words.items()]
@@ -302,6 +302,7 @@ def _print_sections(name: str, config: "DataConfig") -> None:
         lines += [f"classes = {_toml(list(table.classes))}", ""]
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
     lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
+    lines += [f"categories.{_toml(column)} = {_toml(values)}" for column, values in words.items()]
     texts = [
         *(found.kinds.keys() - {*used}),
         *(name for name, why in found.dropped.items() if why.startswith(FREE_TEXT)),

@@ -51,7 +51,10 @@ def export(
             table.add_row(name, "everybody" if shared else name, holds, f"{size / 1000:,.0f}")
             continue
         owner = "the active party" if name in (ACTIVE, "party-0") else f"party {name.removeprefix('party-')}"
-        holds = "the classifier of all embeddings" if name == ACTIVE else f"{own} ({escape(exported.models[name])})"
+        if exported.bins:
+            holds = "the forests over all parties' bins" if name == ACTIVE else "the bins of its columns"
+        else:
+            holds = "the classifier of all embeddings" if name == ACTIVE else f"{own} ({escape(exported.models[name])})"
         table.add_row(name, owner, holds, f"{size / 1000:,.0f}")
     out.print(table)
     for name, reason in exported.skipped.items():

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli.listing import complete_engine, completing
-from fedloom.cli.options import PRIVATE, AsJson, Device, Quiet, Seed, Settings, Track, Trust, err, out, written
+from fedloom.cli.options import (
+    PRIVATE,
+    AsJson,
+    Device,
+    Quiet,
+    Seed,
+    Settings,
+    Track,
+    Trust,
+    err,
+    out,
+    print_plain,
+    written,
+)
 from fedloom.core.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
@@ -213,7 +226,7 @@ def _work(
         _report(found, folder, experiment.compare is not None)
         content = result.summary if experiment.compare is None else found
         shown = {"folder": str(folder), "verdict": line(found), **content}
-        typer.echo(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
+        print_plain(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
         return
     unseen = experiment.run.data.unseen
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())

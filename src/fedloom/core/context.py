@@ -209,6 +209,7 @@ class ClientContext:
         aggregator: how the run takes means: for peers, which take their own.
         privacy_budget: charges private releases to the budget of its rows, if they have one: see
             `fedloom.protect.noise.charge`.
+        min_class_rows: the fewest rows of a class whose mean may leave the party; a smaller class is sent as absent.
     """
 
     id: int
@@ -234,6 +235,7 @@ class ClientContext:
     secret: int | None = None
     aggregator: Aggregator = MEAN
     privacy_budget: Callable[[float, int, float], None] | None = None
+    min_class_rows: int = 1
 
     @property
     def task(self) -> Task:
@@ -251,6 +253,12 @@ class ClientContext:
     def row_count(self) -> Tensor:
         """The number of own rows, () int64."""
         return torch.tensor(len(self.rows), device=self.device)
+
+    @property
+    def shown_classes(self) -> Tensor:
+        """(K,) bool: the classes with so many own rows, 1 or `min_class_rows`, that their mean may leave the party."""
+        y = self.rows.y(torch.arange(len(self.rows), device=self.device))
+        return torch.bincount(y, minlength=self.classes) >= max(1, self.min_class_rows)
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """A generator for this party and purpose."""

@@ -59,6 +59,18 @@ class LeaksLabels(ActiveParty, Protocol):
         """
 
 
+@runtime_checkable
+class Restorable(Protocol):
+    """A party whose exported state has tensors of other shapes than a new party's, such as trees."""
+
+    def restore(self, state: Any) -> None:
+        """Take the state, by name in `EXPORT`, from a folder that anybody may have written.
+
+        Raises:
+            MessageError: it is not one that such a party exports.
+        """
+
+
 def predictions(
     party: Party[Any],
     *,

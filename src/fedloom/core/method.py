@@ -30,6 +30,7 @@ Need: TypeAlias = Literal[
     "pretrained encoder",
     "pooled rows",
     "raw rows",
+    "no network",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -59,6 +60,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
         "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
+    "no network": (
+        "vertical",
+        "Parties have no network. Contributions to a prediction have as many numbers as each party has columns.",
+    ),
 }
 """Each need that a method may declare, with its setting and meaning."""
 
@@ -186,6 +191,8 @@ class Method:
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
         any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
         linear: whether it is of use with a network that has no hidden layer.
+        pooled: whether the model has the same bits however rows are split over owners, so that a trial may train it on
+            all rows at once. What clients export is then the same for all, and they predict from it and their own rows.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
             only by name. At equal scores the lower rank wins.
@@ -211,6 +218,7 @@ class Method:
     contributors: tuple[int, ...] = ()
     any_contributor: bool = False
     linear: bool = False
+    pooled: bool = False
     quadratic: bool = False
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -69,6 +69,10 @@ class OwnFile:
     """The replacement of a missing number; None for the run's."""
     test_fraction: float | None = None
     """The share of test rows; None for the run's."""
+    classes: tuple[str, ...] = ()
+    """The words of the label; rows with another one are left out."""
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The words of each column that is a category; another one counts as none of them."""
 
 
 @dataclass(frozen=True)

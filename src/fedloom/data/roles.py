@@ -50,6 +50,7 @@ _OWNERS += (
     "member",
     "group",
 )
+BY_NAME = "an identifier by its name"
 _IDENTIFIER = re.compile(
     r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$", re.I
 )
@@ -260,7 +261,7 @@ def own_rows(
 
     Raises:
         DataError: a named column or owner does not exist, the rows have several owners and none is named, or a wanted
-            column is not allowed or looks like an identifier.
+            column is not allowed or is an identifier by its name.
     """
     table, options, notes = _Candidates(name, dict(columns)), file.options, list[str]()
     used = np.ones(len(next(iter(columns.values()))), dtype=bool)
@@ -291,6 +292,11 @@ def own_rows(
         if count := int((gaps & used).sum()):
             notes.append(f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out.")
         used &= ~gaps
+        if file.classes:
+            foreign = used & ~np.isin(columns[options.label].words, file.classes)
+            if count := int(foreign.sum()):
+                notes.append(f"{count} of {used.sum()} rows have a label outside classes and are left out.")
+            used &= ~foreign
     _check_patterns(table, options)
     kept = np.flatnonzero(used)
     if not len(kept):
@@ -300,16 +306,21 @@ def own_rows(
             raise DataError(f"{name!r} must have a column {column!r}, but has {_some(list(columns))}.")
         if reason := left_out(column, options) or table.dropped.get(column, ""):
             raise DataError(f"The run uses column {column!r} of {name!r}, which is {reason}.")
-        values = columns[column].values[kept]
-        known_values = values[~columns[column].missing[kept]]
-        reason = _suspicion(column, known_values, len(different(known_values)), len(kept))
-        if reason and column not in options.keep:
-            raise DataError(f"The run uses column {column!r}, which is {reason}. Name it in data.keep to allow it.")
+        if column not in options.keep and _names_rows(column):  # values do not count: the run chose the column
+            raise DataError(f"The run uses column {column!r}, which is {BY_NAME}. Name it in data.keep to allow it.")
     if test is not None:
         test = np.flatnonzero(np.isin(kept, test)).astype(np.int64)
         if not 0 < len(test) < len(kept):
             raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
     return OwnRows(kept, test, tuple(notes))
+
+
+def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> None:
+    """Raise DataError if a column that `keep` does not name in full has the values of an identifier."""
+    known = cells.values[~cells.missing]
+    reason = "" if column in options.keep else _suspicion(column, known, len(different(known)), len(cells))
+    if reason and reason != BY_NAME:
+        raise DataError(f"Column {column!r} is {reason}. Name it in keep to allow it, or in drop.")
 
 
 def allowed(column: str, options: DataOptions) -> bool:
@@ -572,8 +583,8 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
 def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
     """Why a column with `count` different known values is probably an identifier; "" if it is not."""
     flag = known.dtype.kind != "O" and set(different(known)) <= {0, 1}
-    if not flag and (_IDENTIFIER.search(column) or _CAMEL.search(column)):
-        return "an identifier by its name"
+    if not flag and _names_rows(column):
+        return BY_NAME
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if known.dtype.kind == "O":
@@ -581,6 +592,10 @@ def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
         return "an identifier: another word in every row" if words else ""
     numbered = len(known) == rows and known.max() - known.min() == rows - 1
     return "an identifier: it counts the rows" if numbered else ""
+
+
+def _names_rows(column: str) -> bool:
+    return bool(_IDENTIFIER.search(column) or _CAMEL.search(column))
 
 
 def _unclear(known: np.ndarray) -> str:

@@ -350,9 +350,10 @@ _IMAGE_ROWS = '''def read_rows(path):
     """The input (1, C, H, W) of an image file."""
     inputs = INFO["inputs"]
     channels, height, width = inputs["shape"]
-    image = Image.open(path).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+    image = Image.open(path)
     if image.size != (width, height):
         raise ValueError(f"{path} must have {width}x{height} pixels, not {image.size}")
+    image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
     x = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(1, height, width, channels)
     mean, scale = (torch.tensor(inputs[name]).view(-1, 1, 1) for name in ("mean", "scale"))
     return (x.permute(0, 3, 1, 2) - mean) / scale

@@ -237,6 +237,11 @@ class VmapContext:
         return _at(torch.tensor([len(s.rows) for s in self._contexts], device=self.device), self._me)
 
     @property
+    def shown_classes(self) -> Tensor:
+        """See `ClientContext.shown_classes`."""
+        return _at(torch.stack([s.shown_classes for s in self._contexts]), self._me)
+
+    @property
     def public(self) -> "PublicSet | StackedPublicSet | None":
         """The public set that all parties share, or the one of the party's run."""
         sets = [s.public for s in self._contexts]

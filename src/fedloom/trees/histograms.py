@@ -10,6 +10,8 @@ import numpy as np
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import MOST_BITS
 
+PAIRS: Final = 2**17
+"""Pairs of a row and a tree that are counted at once."""
 BLOCK: Final = 2**15 - 1
 """Rows whose sums fit one word: see `packed`."""
 COUNT: Final = 15
@@ -105,21 +107,25 @@ def class_histograms(
         y: (n,) labels.
         weight: (T, n) int64 of each row in each tree; with one class, of any sign.
         node: (T, n) the node of each row.
-        asked: (m,) ascending nodes, those of a tree side by side.
-        tree: (m,) their trees.
+        asked: (m,) ascending nodes.
+        tree: (m,) their trees, ascending.
         columns: (m, k) the columns of each.
         widths: (F,) the bins of each column.
         classes: K.
     """
     parts = [np.zeros((classes, 0), np.int64)]
-    for t, mine in _by_tree(tree):
-        wide = widths[columns[mine]]
+    at_once = max(1, PAIRS // max(1, len(y)))
+    for first in range(0, len(node), at_once):
+        mine = slice(*np.searchsorted(tree, (first, first + at_once)))
+        if mine.start == mine.stop:
+            continue
+        some = slice(first, first + at_once)
+        slot, wide = _place(node[some], asked[mine]), widths[columns[mine]]
         starts = (np.cumsum(wide.ravel()) - wide.ravel()).reshape(wide.shape)
-        slot = _place(node[t], asked[mine])
-        rows = np.flatnonzero((slot >= 0) & (weight[t] != 0))
-        at = slot[rows]
+        trees, rows = np.nonzero((slot >= 0) & (weight[some] != 0))
+        at = slot[trees, rows]
         index = (starts[at] + bins[rows[:, None], columns[mine][at]]) * classes + y[rows, None]
-        found = sums(index.astype(np.int32), weight[t, rows], int(wide.sum()) * classes)
+        found = sums(index.astype(np.int32), weight[some][trees, rows], int(wide.sum()) * classes)
         parts.append(found.reshape(-1, classes).T)
     return np.concatenate(parts, axis=1)
 

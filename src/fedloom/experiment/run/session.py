@@ -274,6 +274,8 @@ class Session:
             if evaluate:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
+        if evaluate and not stage:  # the round ended early, as when trees lack an owner
+            self._evaluate(t + 1, (t + 1) * step, stage)
         check_replies(plan, self.fed, failures)
         if not stage and evaluate:  # a round in which nothing happens, such as one after the last step
             stage = "round"

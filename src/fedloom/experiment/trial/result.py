@@ -6,7 +6,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.trial.decide import Decision
-from fedloom.models.black_boxes import BLACK_BOXES
+from fedloom.experiment.trial.partners import Partners
+from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier"]
 METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier")
@@ -67,6 +68,8 @@ class TrialConfig:
         ):
             if not valid:
                 raise ConfigError(text)
+        for name in self.alone or ():
+            check_installed(name)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class OwnerCard:
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth), P(|gain| < worth), given the rows of all owners.
         leaning: for an undecided owner, the decision that is probable; "" if none is.
         more_rows: for an undecided owner, rows in all that would probably decide; None if no realistic number would.
+        own_weight: the weight of the owner's own model in the recipe, if owners have weights of their own; else None.
+        partners: the partners by models that were trained alone; None if there are too many owners.
         sent, received: bytes of tensor data in a run of the method.
     """
 
@@ -102,6 +107,8 @@ class OwnerCard:
     p_same: float | None
     leaning: str
     more_rows: int | None
+    own_weight: float | None
+    partners: Partners | None
     sent: int
     received: int
 

@@ -65,7 +65,8 @@ class FedBoostConfig(steps.TreesConfig):
     """Trees that an owner adds on its own rows before it predicts, from the scores of the joint model; nobody receives
     them."""
     mix: int = Field(0, ge=0)
-    """Trees of a model of the owner's own rows alone; it then predicts the mean of both probabilities."""
+    """Trees of a model of the owner's own rows alone; it then predicts the mean of both probabilities, by
+    `own`."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -143,10 +144,10 @@ class FedBoostClient(Party[FedBoostConfig]):
         if not self.cfg.mix:
             return outputs
         own_scores = own_trees(self, self.cfg.mix).scores(steps.bins_of(self, x), len(scores))
-        own = outputs_of(own_scores, self.context.target is not None)
+        own, weight = outputs_of(own_scores, self.context.target is not None), steps.own_weight(self)
         if self.context.target:
-            return (outputs + own) / 2
-        return torch.log((outputs.softmax(-1) + own.softmax(-1)) / 2)
+            return (1 - weight) * outputs + weight * own
+        return torch.log((1 - weight) * outputs.softmax(-1) + weight * own.softmax(-1))
 
 
 @final
@@ -267,6 +268,8 @@ FEDBOOST = Method(
     client=FedBoostClient,
     server=FedBoostServer,
     needs=("raw rows",),
+    pooled=True,
+    trial_rank=3,
 )
 
 METHODS = (
@@ -276,6 +279,6 @@ METHODS = (
         name="fedboost-mix",
         title="FedBoost; each owner predicts the mean with boosted trees of its own rows",
         fixed={"mix": 100},
-        trial_rank=3,
+        trial_rank=0,
     ),
 )

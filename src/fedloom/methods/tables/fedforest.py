@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Shape, Tree
 from fedloom.methods.tables import steps
+from fedloom.trees import forest
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import MOST_COPIES, PARTS, copies
 from fedloom.trees.growth import Growth
@@ -60,7 +61,7 @@ class FedForestConfig(steps.TreesConfig):
     columns: int | None = Field(None, ge=1)
     """The columns that a node may split; None for the square root of their number."""
     mix: int = Field(0, ge=0)
-    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities."""
+    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities, by `own`."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -124,11 +125,13 @@ class FedForestClient(Party[FedForestConfig]):
         if self.context.target:
             found = steps.scores(self, x, 1)[0] / (PARTS * len(self.trees["root"]))
             if self.cfg.mix:
-                found = (found + own_forest(self).scores(steps.bins_of(self, x), 1)[0] / (PARTS * self.cfg.mix)) / 2
+                own, weight = own_forest(self).scores(steps.bins_of(self, x), 1)[0], steps.own_weight(self)
+                found = (1 - weight) * found + weight * own / (PARTS * self.cfg.mix)
             return torch.from_numpy(found[:, None]).float()
-        p = shares(steps.scores(self, x, K))
+        p = forest.shares(steps.scores(self, x, K))
         if self.cfg.mix:
-            p = (p + shares(own_forest(self).scores(steps.bins_of(self, x), K))) / 2
+            own = steps.own_weight(self)
+            p = (1 - own) * p + own * forest.shares(own_forest(self).scores(steps.bins_of(self, x), K))
         return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float()
 
 
@@ -142,12 +145,6 @@ class FedForestServer(Party[FedForestConfig]):
     trees: dict[str, Tensor]
     setup = steps.init_server
     findings = steps.importance
-
-
-def shares(scores: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) from the summed shares (K, n) of all trees."""
-    p: np.ndarray = (scores / scores.sum(0)).T
-    return p
 
 
 def whole(y: np.ndarray, bits: int, exponent: int) -> np.ndarray:
@@ -177,10 +174,8 @@ def sums_of(
 
 def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator, number: bool) -> Growth:
     """New trees over these bins."""
-    F = len(layout.edges)
-    k = min(F, cfg.columns or max(1, int(np.sqrt(F))))
-    draw = lambda m: np.sort(rng.random((m, F)).argsort(1)[:, :k], 1)
-    return Growth(cfg.lot, layout, Squares() if number else Gini(), depth=cfg.depth, min_rows=cfg.min_rows, draw=draw)
+    gain = Squares() if number else Gini()
+    return forest.growth(layout, cfg.lot, cfg.columns, cfg.depth, cfg.min_rows, rng, gain)
 
 
 def grown(trees: Growth, scale: dict[str, int], number: bool) -> Trees:
@@ -188,7 +183,7 @@ def grown(trees: Growth, scale: dict[str, int], number: bool) -> Trees:
     if number:
         unit = PARTS * 2.0 ** (scale["exponent"] - scale["bits"])
         return trees.grown(lambda s: np.floor(unit * s[0] / np.maximum(s[1], 1)).astype(np.int64)[:, None])
-    return trees.grown(lambda s: (s.T * PARTS) // np.maximum(s.sum(0), 1)[:, None])
+    return forest.grown(trees)
 
 
 def scale_of(rows: np.ndarray) -> dict[str, int]:
@@ -256,6 +251,7 @@ FEDFOREST = Method(
     client=FedForestClient,
     server=FedForestServer,
     needs=("raw rows",),
+    pooled=True,
 )
 
 METHODS = (

@@ -233,6 +233,7 @@ METHODS = (
         client=FedGLMClient,
         server=FedGLMServer,
         needs=("raw rows",),
+        pooled=True,
         trial_rank=2,
     ),
 )

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -23,6 +23,7 @@ from fedloom.core.page import (
     Federation,
     LearnedTable,
     MethodConfig,
+    MethodError,
     Party,
     Shape,
     Tree,
@@ -36,6 +37,16 @@ from fedloom.trees.model import Trees, joined
 FEW_ROWS = 2000
 """Rows of all owners below which leaves may be smaller."""
 T = TypeVar("T")
+
+
+def own_weight(party: Party["TreesConfig"]) -> float:
+    """The weight of the party's own model in its predictions."""
+    own, parties = party.cfg.own, party.context.parties
+    if not isinstance(own, tuple):
+        return own
+    if len(own) != parties:
+        raise MethodError(f"params.own has {len(own)} weights for {parties} owners: give one for each, or one for all")
+    return own[party.context.id]
 
 
 def refusal(aggregator: Aggregator) -> str:
@@ -53,6 +64,17 @@ class TreesConfig(MethodConfig):
     owner_column: bool = False
     """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
     learns the owner of each count."""
+
+    own: float | tuple[float, ...] = 0.5
+    """With `mix` above 0: the weight of an owner's own model in its predictions, from 0 to 1, or one for each owner."""
+
+    @field_validator("own")
+    @classmethod
+    def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        weights = own if isinstance(own, tuple) else (own,)
+        if not weights or not all(0 <= w <= 1 for w in weights):
+            raise ValueError("weights must be from 0 to 1, one for all owners or one for each")
+        return own
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""

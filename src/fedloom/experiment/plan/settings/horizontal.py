@@ -81,7 +81,7 @@ class Horizontal:
         graph = run.topology.graph(run.data.clients, run.seed)
         clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
-            if words := unbounded(run, cfg, files.public is not None):
+            if not raw and (words := unbounded(run, cfg, files.public is not None)):
                 raise ConfigError(words)
             data, own, public, tests = _private(run, files, at, cfg.promises, raw)
         else:
@@ -211,7 +211,10 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     assert run.data.row_schema is not None
     form, name, device = run.data.row_schema.build(run.data.missing), run.data.name, run.engine.device
     owner = files.own or OwnFile(DataOptions())
-    own_form = form if owner.missing is None else run.data.row_schema.build(owner.missing)
+    how = owner.missing or run.data.missing
+    if how == "refuse" and files.own is not None:
+        how = "median"  # a run that failed would tell of a gap; a node's owner is told when it starts
+    own_form = run.data.row_schema.build(how)
     public, own = _public(run, files, form), None
     if files.rows is not None and (at is not None or run.data.server_rows):
         own = read_rows(files.rows, own_form, name, files.own)
