@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegresso
 from fedloom import methods
 from fedloom.core.context import ClientContext
 from fedloom.core.message import digest
+from fedloom.deploy.tables import tree_network
 from fedloom.methods.tables import steps
 from fedloom.protect.aggregators import Secure
 from fedloom.trees.exact import STEP
@@ -144,3 +146,15 @@ def test_mixes_are_means_with_the_owner_s_own_trees(name: str) -> None:
     own = 2 * both.party(0).infer(rows) - mean.party(0).infer(rows)
     truth = torch.from_numpy(y[:150])
     assert float(((own[:150, 0] - truth) ** 2).mean()) < float((truth**2).mean())
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_exported_code_predicts_the_same_numbers(name: str) -> None:
+    x, y = numbers(200)
+    party = federation(methods.find(name), owners(x, y, [80]), **FEW[name]).run(2).party(0)
+    source, state = tree_network(SimpleNamespace(recipe=None, input_shape=(5,)), party)
+    space: dict[str, Any] = {"torch": torch, "nn": torch.nn}
+    exec(source, space)
+    network = space["Network"]()
+    network.load_state_dict(state)
+    assert torch.equal(network(torch.from_numpy(x)), party.infer(torch.from_numpy(x)))

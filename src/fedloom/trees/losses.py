@@ -1,8 +1,7 @@
 """What boosting learns by: derivatives of rows as words of integers, and what the coordinator makes of their sums."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -15,30 +14,6 @@ FINEST: Final = 20
 """The most bits behind the point of a number's residual."""
 FARTHEST: Final = 2.0
 """Residuals are clipped to twice the power of 2 that is above all numbers."""
-
-
-class Loss(Protocol):
-    """A loss of scores (T, n) int64 in steps of 2^-20."""
-
-    bits: int
-    exponent: int
-    statistics: ClassVar[int]
-    """S, the sums of a histogram: the last is the number of rows."""
-    opened: Callable[[np.ndarray], np.ndarray]
-    """The S sums (S, …) in sums of words (…)."""
-
-    def words(self, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """One word (T, n) of each row, of labels, or standardized numbers, y (n,)."""
-
-    def criterion(self, l2: float) -> Criterion:
-        """What splits are judged by."""
-
-    def leaf(self, s: np.ndarray, rate: float, l2: float) -> np.ndarray:
-        """The values (nodes, 1) of leaves with sums (S, nodes), in steps of 2^-20."""
-
-    @property
-    def unit(self) -> float:
-        """The unit of gains."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +30,21 @@ class CrossEntropy:
     opened = staticmethod(unpacked)
 
     def words(self, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """See `Loss`."""
+        """One word (T, n) of each row, of labels y (n,)."""
         return packed(*exact.gradients(scores, y, self.bits))
 
     def criterion(self, l2: float) -> Criterion:
-        """See `Loss`."""
+        """What splits are judged by."""
         return Newton(l2 * self.unit)
 
     def leaf(self, s: np.ndarray, rate: float, l2: float) -> np.ndarray:
-        """See `Loss`."""
+        """The values (nodes, 1) of leaves with sums (3, nodes), in steps of 2^-20."""
         value: np.ndarray = np.rint(-rate * s[0] / (s[1] + l2 * self.unit) / STEP).astype(np.int64)
         return value[:, None]
 
     @property
     def unit(self) -> float:
-        """See `Loss`."""
+        """The unit of g, of h and of gains."""
         return 2.0**self.bits
 
 
@@ -88,30 +63,35 @@ class SquaredError:
 
     @staticmethod
     def opened(words: np.ndarray) -> np.ndarray:
-        """See `Loss`."""
+        """The sums (2, …) of residuals and rows in sums of words (…)."""
         return np.stack([words >> COUNT, words & ((1 << COUNT) - 1)])
 
     def words(self, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """See `Loss`."""
+        """One word (1, n) of each row, of standardized numbers y (n,)."""
         residual = np.ldexp(scores * STEP - y.astype(np.float64), -self.exponent)
         g = np.rint(residual.clip(-FARTHEST, FARTHEST) * 2.0**self.bits).astype(np.int64)
         words: np.ndarray = (g << COUNT) + 1
         return words
 
     def criterion(self, l2: float) -> Criterion:
-        """See `Loss`."""
+        """What splits are judged by."""
         return Squares(l2)
 
     def leaf(self, s: np.ndarray, rate: float, l2: float) -> np.ndarray:
-        """See `Loss`."""
+        """The values (nodes, 1) of leaves with sums (2, nodes), in steps of 2^-20."""
         step = 2.0 ** (self.exponent - self.bits) / STEP
         value: np.ndarray = np.rint(-rate * step * s[0] / (s[1] + l2)).astype(np.int64)
         return value[:, None]
 
     @property
     def unit(self) -> float:
-        """See `Loss`."""
+        """The unit of gains."""
         return 4.0**self.bits
+
+
+Loss: TypeAlias = CrossEntropy | SquaredError
+"""A loss of scores (T, n) int64 in steps of 2^-20. Both have the same methods and `statistics`, the number of sums of a
+histogram, the last of which is that of rows."""
 
 
 def of_classes(rows: int) -> CrossEntropy:

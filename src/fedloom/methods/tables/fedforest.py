@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Shape
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Shape, Tree
 from fedloom.methods.tables import steps
 from fedloom.trees import forest
 from fedloom.trees.bins import Bins
@@ -231,7 +231,7 @@ def round(
             return
         owners, scale = counted.ids, scale_of(counted.value["rows"].numpy())
     trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t), number)
-    shared = {"numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot), **scale}
+    shared: dict[str, Tree] = {"numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot), **scale}
     if not steps.grow(fed, owners, trees, 2 if number else server.context.classes, shared):
         return
     news = grown(trees, scale, number)

@@ -131,8 +131,9 @@ class StatsClient(Party[StatsConfig]):
 
     def infer(self, x: Tensor) -> Tensor:
         """The logarithms (n, K) of the classes' shares, or the mean (n, 1)."""
-        outputs = (self.shares if self.context.target else self.shares.log()).float()
-        return outputs.expand(len(x), -1)
+        outputs: Tensor = (self.shares if self.context.target else self.shares.log()).float()
+        expanded: Tensor = outputs.expand(len(x), -1)
+        return expanded
 
 
 @final
@@ -187,9 +188,11 @@ class StatsServer(Party[StatsConfig]):
         """The shares (K,) of classes, to each of which a row is added, or the mean (1,) of a standardized number."""
         target = self.context.target
         if target is not None:
-            return torch.from_numpy(target.standardized(self.spreads()[-1:, 0])).double()
-        rows = self.found["words"][-self.context.classes :].double() + 1
-        return rows / rows.sum()
+            mean: Tensor = torch.from_numpy(target.standardized(self.spreads()[-1:, 0])).double()
+            return mean
+        rows: Tensor = self.found["words"][-self.context.classes :].double() + 1
+        shares: Tensor = rows / rows.sum()
+        return shares
 
     def associations(self) -> list[tuple[list[int], float, float]]:
         """The rows of each word, drift and its p-value of each category, and of the classes."""
