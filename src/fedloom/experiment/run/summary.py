@@ -65,7 +65,7 @@ def _task(plan: RunPlan) -> dict[str, Any]:
     """What a run predicts, where this is a number."""
     if plan.data.target is None:
         return {}
-    return {"task": "number", "label": "" if plan.data.dataset is None else plan.data.dataset.label}
+    return {"task": "number", "label": plan.data.label}
 
 
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
