@@ -19,7 +19,8 @@ from fedloom.cli.app import app
 from fedloom.core.errors import DataError
 from fedloom.core.page import LearnedTable
 from fedloom.experiment.config.data import SchemaConfig
-from fedloom.methods.tables.stats import masked, parts, roundest
+from fedloom.methods.tables.long_sums import parts
+from fedloom.methods.tables.stats import masked, roundest
 from fedloom.protect.aggregators import Secure
 from tests.methods.tables import federation, owners, splits, table
 

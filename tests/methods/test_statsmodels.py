@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,15 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import MethodError
 from fedloom.core.message import digest
 from fedloom.core.page import LearnedTable
-from tests.methods.tables import federation, owners, splits
+from tests.methods.tables import federation, of_numbers, owners, splits
 
 
 def numbers_of(x: np.ndarray, y: np.ndarray, cuts: list[int]) -> list[ClientContext]:
     """Owners of columns of numbers, with a number to predict if y is one."""
     words = ((),) * x.shape[1]
     classes = 1 if y.dtype.kind == "f" else int(y.max()) + 1
-    places = owners(x.astype(np.float32), y, cuts, words, classes)
-    if classes > 1:
-        return places
-    parts = np.split(y, cuts)
-    return [
-        replace(place, data=replace(place.rows, labels=torch.from_numpy(part)))
-        for place, part in zip(places, parts, strict=True)
-    ]
+    places = owners(x.astype(np.float32), np.zeros(len(y), int) if classes == 1 else y, cuts, words, classes)
+    return places if classes > 1 else of_numbers(places, y)
 
 
 def fitted(name: str, x: np.ndarray, y: np.ndarray, cuts: list[int], rounds: int = 20, **params: Any) -> Any:

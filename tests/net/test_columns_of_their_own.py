@@ -278,7 +278,8 @@ def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
         for node, file, id in zip(made.nodes, files[1:], ("subject", "patient"), strict=True):
             config = node.folder / "node.toml"
             people = f'[data.people]\nrows = "{file}"\nid = "{id}"\nids_total = 100000\n'
-            config.write_text(f'min_rows = 4\napprove = "off"\n{config.read_text()}{people}')
+            text = config.read_text().replace('approve = "ask"', 'approve = "off"')
+            config.write_text(f"min_rows = 4\n{text}{people}")
         federated(made.federation, files)
         made.straight()
         yield made

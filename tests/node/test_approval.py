@@ -242,7 +242,7 @@ def test_a_stop_ends_the_work_under_way_and_every_further_call(own: Hosts, monke
     ask("do", doing(0, ask.host))
     before = (ask.config.state / f"run-{RUN}" / "state").read_bytes()
     folder(ask).mkdir()
-    seen = approval.Waiting(run=RUN, caller="hub", since="2026-11-26T10:00:00+00:00", text="")
+    seen = approval.WaitingRun(run=RUN, caller="hub", since="2026-11-26T10:00:00+00:00", text="")
     (folder(ask) / f"{RUN}.waiting").write_text(seen.model_dump_json())
     begun = threading.Event()
 

@@ -110,6 +110,17 @@ class MethodConfig(BaseModel):
         """Local optimizer steps in a round, by which runs of different methods are compared."""
         return 1
 
+    def local_steps_of(self, rows: int) -> int | None:
+        """Local optimizer steps in a round of a client with `rows` own rows, by which comparisons check that methods
+        train equally long; None for methods without such steps, such as trees.
+
+        The default reads the settings `epochs` and `batch_size`; without them it is `iterations_per_round`.
+        """
+        epochs, size = getattr(self, "epochs", None), getattr(self, "batch_size", None)
+        if not isinstance(epochs, int) or not isinstance(size, int) or size < 1:
+            return self.iterations_per_round
+        return epochs * max(1, -(-rows // size))
+
     @property
     def eval_modes(self) -> tuple[str, ...]:
         """Further ways to evaluate a party, such as after fine-tuning: see `Party.prepare`."""

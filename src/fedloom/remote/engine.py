@@ -160,14 +160,20 @@ class NetEngine(Engine):
             self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own.
+        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own, or its
+        site has stopped the run.
 
         Raises:
             EngineError: a node is unreachable.
         """
 
         async def ask(session: NodeSession) -> str:
-            answer = await session.ask("digest", self._common.which())
+            try:
+                answer = await session.ask("digest", self._common.which())
+            except CallRefused as refusal:
+                if refusal.code != rpc_errors.STOPPED:
+                    raise
+                return ""  # the others go on to the end
             head, _ = await asyncio.to_thread(payload.unpack, answer, {"sha256": str})
             sha: str = head["sha256"]
             return sha

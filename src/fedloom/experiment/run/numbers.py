@@ -58,7 +58,7 @@ def by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Tree]) -> I
             each = {i: target.scale * float(np.sqrt(errors[i])) for i in group if i in errors}
             yield from client_spread(called, each, engine.name)
         if not eval_mode:
-            yield "loss mean", float(np.mean([*errors.values()])), ""
+            yield "loss mean", float(np.mean([*errors.values()])) / 2, ""
             chances = [float(np.sqrt(float(score["chance"]))) for score in scores.values()]
             yield CHANCE, target.scale * float(np.mean(chances)), ""
 

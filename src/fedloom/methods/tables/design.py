@@ -28,6 +28,9 @@ class LinearConfig(MethodConfig):
     level: float = Field(0.95, gt=0, lt=1)
     """Of confidence intervals."""
 
+    def local_steps_of(self, rows: int) -> None:
+        """None: the coordinator computes from sums; owners take no optimizer steps."""
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
@@ -40,7 +43,7 @@ class LinearConfig(MethodConfig):
 
 def for_number(party: Party[Any]) -> bool:
     """Whether the party predicts a number."""
-    return party.context.classes < 2
+    return party.context.target is not None
 
 
 def time_column(party: Party[Any]) -> int | None:
@@ -88,6 +91,7 @@ def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows, at = party.context.rows, time_column(party)
         x, raw = columns(party, rows.every), rows.every.flatten(1).double().cpu().numpy()
         y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        y = y if party.context.target is None else party.context.target.in_unit(y)
         time = np.zeros(len(x)) if at is None else raw[:, at]
         whole = ~(np.isnan(x).any(1) | np.isnan(time) | np.isnan(y))
         return x[whole], y[whole], time[whole]

@@ -30,7 +30,7 @@ What = Literal["approve", "stop"]
 _log = logging.getLogger("fedloom.node")
 
 
-class Waiting(BaseModel):
+class WaitingRun(BaseModel):
     """A run that a site has not decided about, or has.
 
     Attributes:
@@ -48,7 +48,7 @@ class Waiting(BaseModel):
     text: str
 
 
-class SiteDecision(BaseModel):
+class RunDecision(BaseModel):
     """A site's decision about a run.
 
     Attributes:
@@ -123,16 +123,16 @@ class Approvals:
         if found is not None and found.what == "stop":
             raise CallRefused(rpc_errors.STOPPED, f"this site has stopped run {run[:8]}")
 
-    def stopped(self, run: str) -> SiteDecision | None:
+    def stopped(self, run: str) -> RunDecision | None:
         """The decision to stop a run, if there is one."""
         found = self._decision(run)
         return found if found is not None and found.what == "stop" else None
 
-    def _decision(self, run: str) -> SiteDecision | None:
+    def _decision(self, run: str) -> RunDecision | None:
         """The newest decision about a run, if it counts."""
         path = self._folder / f"{run}.decision"
         try:
-            found = SiteDecision.model_validate_json(path.read_bytes())
+            found = RunDecision.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
@@ -146,7 +146,7 @@ class Approvals:
             _log.error("%s does not count: %s", path, why)
         return None
 
-    def _unproved(self, found: SiteDecision) -> str:
+    def _unproved(self, found: RunDecision) -> str:
         """Why a decision has not the role that it needs; "" if it has."""
         if not self._config.roles:
             return ""
@@ -183,19 +183,21 @@ class Approvals:
 
     def _note(self, run: str, caller: str, text: str) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        entry = Waiting(run=run, caller=caller, since=_now(), text=text)
+        known = waiting(self._folder, run)
+        since = _now() if known is None else known.since
+        entry = WaitingRun(run=run, caller=caller, since=since, text=text)
         write_atomically(self._folder / f"{run}.waiting", entry.model_dump_json(indent=1).encode())
 
 
-def waiting(folder: Path, run: str) -> Waiting | None:
+def waiting(folder: Path, run: str) -> WaitingRun | None:
     """What a site was shown of a run; None for nothing."""
     try:
-        return Waiting.model_validate_json((folder / f"{run}.waiting").read_bytes())
+        return WaitingRun.model_validate_json((folder / f"{run}.waiting").read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def runs(state: Path) -> list[tuple[Waiting, str]]:
+def runs(state: Path) -> list[tuple[WaitingRun, str]]:
     """The runs that a node's site was shown, the oldest first, each with what was decided: "waits", "approve", "stop".
 
     Args:
@@ -207,12 +209,12 @@ def runs(state: Path) -> list[tuple[Waiting, str]]:
     decided = {}
     for one in found:
         path = folder / f"{one.run}.decision"
-        decision = SiteDecision.model_validate_json(path.read_bytes()).what if path.exists() else "waits"
+        decision = RunDecision.model_validate_json(path.read_bytes()).what if path.exists() else "waits"
         decided[one.run] = "approve" if one.run in accepted and decision == "waits" else decision
     return [(one, decided[one.run]) for one in sorted(found, key=lambda one: one.since)]
 
 
-def find(state: Path, beginning: str) -> Waiting:
+def find(state: Path, beginning: str) -> WaitingRun:
     """The run whose id begins like this.
 
     Raises:
@@ -225,7 +227,7 @@ def find(state: Path, beginning: str) -> Waiting:
     return found[0]
 
 
-def decide(state: Path, shown: Waiting, what: What, signer: Credentials | None) -> SiteDecision:
+def decide(state: Path, shown: WaitingRun, what: What, signer: Credentials | None) -> RunDecision:
     """Record a decision about a run, which the node's process reads within a second.
 
     Args:
@@ -234,7 +236,7 @@ def decide(state: Path, shown: Waiting, what: What, signer: Credentials | None) 
         what: approve or stop.
         signer: whoever decides; None for a user of this machine.
     """
-    made = SiteDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now())
+    made = RunDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now())
     if signer is not None:
         made = made.model_copy(update={"by": signer.name, "certificate": signer.shown.decode()})
         made = made.model_copy(update={"signature": signer.sign(made.signed).hex()})

@@ -109,6 +109,7 @@ class NodeService:
         self._pages = {methods.load(page).name: str(page) for page in config.pages}
         self._secret = secret(self._folder / "secret") if config.secret_noise else None
         self.budget, self._sums = Budget(self._folder, config.anchor), SumRecord(self._folder)
+        self._prune()
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
             _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
         self._matcher = Matcher(
@@ -300,10 +301,14 @@ class NodeService:
 
         node_run = await self._work(start)
         self._node_runs[run] = node_run
-        for owner, dropped in await asyncio.to_thread(prune, self._folder, self.config.keep_runs, {*self._node_runs}):
-            self.audit.write("dropped", owner, run=dropped)
-            _log.info("deleted run %s of %s and its model; keep_runs = %d", dropped[:8], owner, self.config.keep_runs)
+        await asyncio.to_thread(self._prune)
         return node_run
+
+    def _prune(self) -> None:
+        """Delete runs that need not be kept any more, each with a line in the audit log."""
+        for owner, dropped in prune(self._folder, self.config.keep_runs, {*self._node_runs}, self.config.keep_days):
+            self.audit.write("dropped", owner, run=dropped)
+            _log.info("deleted run %s of %s and its model (keep_runs, keep_days)", dropped[:8], owner)
 
     def _read_config(self, caller: str, text: str) -> tuple[RunConfig, Method, int]:
         """The run of a config, its method, and its number of rounds, if the policy allows it."""

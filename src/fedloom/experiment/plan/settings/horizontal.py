@@ -127,7 +127,7 @@ class Horizontal:
             )
             for n in range(clients)
         ]
-        server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
+        server, contexts = replace_black_boxes(run, method, data.dataset, data.task, architectures, server, contexts)
         if "architecture groups" in method.needs:
             server, contexts = assign_groups(server, contexts, client_networks, architectures)
         if "public rows at the server" in method.needs or cfg.server_reads_public:
