@@ -157,7 +157,7 @@ def summarize(
         seconds={"total": sum(record.seconds.values()), **record.seconds},
         failures=len(fed.failures),
         failure_reasons=dict(Counter(failure.reason for failure in fed.failures)),
-        public_sha256=plan.data.public_digest,
+        public_sha256=None if "raw rows" in plan.method.needs else plan.data.public_digest,  # these use none
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
         warnings=list(warnings),
