@@ -199,14 +199,16 @@ class NodeService:
         self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds) if own else "")
 
     def stop_runs(self) -> None:
-        """End the runs that the site has stopped since: work under way is interrupted and undone."""
+        """End the runs that the site has stopped since: work under way is interrupted and undone. And write down what
+        an auditor has confirmed."""
+        self.approvals.confirm()
         for run, node_run in [*self._node_runs.items()]:
-            decision = self.approvals.stopped(run)
-            if decision is None:
+            by = self.approvals.stopped(run)
+            if not by:
                 continue
             if self._working is node_run and self._limit is not None:
                 self._limit.expire()
-            self.audit.write("stopped", node_run.caller, run=run, by=decision.by or "a user of this machine")
+            self.audit.write("stopped", node_run.caller, run=run, by=by)
             _log.warning("run %s is stopped by this site", run[:8])
             self._drop(node_run)
 
