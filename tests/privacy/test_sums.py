@@ -122,6 +122,17 @@ def test_a_sum_of_fewer_nodes_than_the_owner_wants_is_refused(tmp_path: Path) ->
         take(keepers(tmp_path / "b", 6, least=5)[:3], "s", {"t": 0})  # three of the six peers
 
 
+def test_a_sum_has_as_many_nodes_as_its_shares_of_noise_are_made_for(tmp_path: Path) -> None:
+    six = keepers(tmp_path, 6)
+    for one in six:
+        one._least = SumKeeper(
+            node(tmp_path / one._own, name=one._own, min_sum=3), None, {}, "run/1", one._record, one._participants, 0, 5
+        )._least
+    take(six[:5], "enough", {"t": 0})
+    with pytest.raises(CallRefused, match="at least 5 nodes"):
+        take(six, "two lost", {"t": 1}, lost=("n4", "n5"))
+
+
 def test_the_same_question_has_one_set_of_nodes_over_all_runs(tmp_path: Path) -> None:
     six = keepers(tmp_path, 6)
     take(six, "first", {"t": 0})

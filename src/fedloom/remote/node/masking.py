@@ -146,6 +146,7 @@ class SumKeeper:
         record: of the sums that this node took part in.
         participants: of the run's sums.
         colluders: of the run: see `threshold`.
+        least: the fewest nodes of a sum that the run's method needs.
     """
 
     def __init__(
@@ -157,10 +158,11 @@ class SumKeeper:
         record: SumRecord,
         participants: Participants,
         colluders: int = 0,
+        least: int = 0,
     ) -> None:
         self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
         self._participants, self._colluders = participants, colluders
-        self._least = config.min_sum
+        self._least = max(config.min_sum, least)
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
         self._sums: dict[str, _Sum] = {}
 

@@ -264,6 +264,7 @@ class NodeService:
             node_run.sums = SumKeeper(
                 self.config, self.credentials, members, f"{run}/{facts['start']}", self._sums,
                 Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
+                place.party.cfg.least_in_sum(place.party.context),
             )  # fmt: skip
             return node_run
 
@@ -318,14 +319,14 @@ class NodeService:
             policy.check_row_count(self.config, *place.counts)
         return place
 
-    def _privacy_budget(self, data: NodeData) -> Callable[[float, int, float], None] | None:
+    def _privacy_budget(self, data: NodeData) -> Callable[..., None] | None:
         """Charges private releases to the budget of this node's own rows; None for a public data set."""
         file = data.rows
         if file is None:
             return None
 
-        def charge(sigma: float, count: int, rate: float) -> None:
-            release = Releases(sigma, count, rate)
+        def charge(sigma: float, count: int, rate: float, excess: float = 0.0) -> None:
+            release = Releases(sigma, count, rate, excess)
             privacy_ledger.charge(self.budget, self.config.cohort(data), file, release, data.epsilon, data.delta)
 
         return charge
