@@ -1,6 +1,6 @@
 """Accuracy against ε of noise in the sum, and its cost: `python -m benchmarks.shares [SEEDS]`.
 
-Ten clients with rows of scikit-learn's breast cancer data or digits (`iid`), a linear model, one step of gradient
+Five clients with rows of scikit-learn's breast cancer data or digits (`iid`), a linear model, one step of gradient
 descent a round over all rows. No rate and no clipping norm was searched. Beside it the same training without clipping
 and noise, and DP-SGD with each client's own noise, at the same ε of each row.
 """
@@ -17,7 +17,7 @@ from fedloom.methods.averaging.shares import norm
 from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.protect.skellam import excess
 
-ROUNDS, CLIENTS, DELTA = 100, 10, 1e-5
+ROUNDS, CLIENTS, DELTA = 50, 5, 1e-5
 DATA = {"breast_cancer": 2 * (30 + 1), "digits": 10 * (64 + 1)}
 """Data sets, and the numbers of a linear model."""
 

@@ -71,7 +71,15 @@ def test_seven_of_ten_do_not_open_an_eighth_that_was_asked_another_question() ->
 
 @pytest.mark.parametrize(
     "changed",
-    [{"round": 1}, {"method": "answer"}, {"weight": ""}, {"expect": 1}, {"names": ["a", "b"]}, {"shared": {"t": 1}}],
+    [
+        {"round": 1},
+        {"method": "answer"},
+        {"weight": ""},
+        {"expect": 1},
+        {"names": ["a", "b"]},
+        {"shared": {"t": 1}},
+        {"past": "x"},
+    ],
 )
 def test_a_question_has_everything_that_is_asked(changed: dict[str, Any]) -> None:
     plain = {"round": 0, "method": "update", "weight": "rows", "expect": 0, "names": ["a"], "shared": {"t": 0}}
@@ -102,7 +110,7 @@ def take(those: list[SumKeeper], sum_name: str, shared: Any, lost: tuple[str, ..
 
     call: dict[str, Any] = {"round": round, "method": "update"}
     names = [one._own for one in those]
-    listed = [part for one in those for part in step(one, "keys", names, [])[1]]
+    listed = [part for one in those for part in step(one, "keys", names, [])[1][:4]]
     sealed = {one._own: dict(zip(*step(one, "shares", names, listed), strict=True)) for one in those}
     expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
     for one in those:
@@ -190,8 +198,10 @@ class Session:
 def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_path: Path) -> None:
     expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
 
-    def summed(run: int, count: int, gone: str = "") -> tuple[Any, set[str]]:
+    def summed(run: int, count: int, gone: str = "", steered: int = 0) -> tuple[Any, set[str]]:
         sessions: Any = [Session(one) for one in keepers(tmp_path, 6, quarantine=2)[:count]]
+        for session in sessions[:steered]:
+            session.keeper._past = lambda: "another distil"
 
         async def run_masked(session: Any, mask: Any) -> TaskResults:
             if session.name == gone:
@@ -200,8 +210,8 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
             reply = {"w": torch.ones(3), "rows": torch.tensor(4)}
             return TaskResults([session.keeper.masked(reply, request, {"t": run})])
 
-        def asked(names: Any) -> bytes:
-            return question(run, "update", "rows", spell(expect), names, {"t": run})
+        def asked(names: Any, past: str) -> bytes:
+            return question(run, "update", "rows", spell(expect), names, {"t": run}, past)
 
         work = secure_sum(sessions, run_masked, "run/1", "rows", 4, asked, (run, "update"))
         total, _, lost = asyncio.run(work)
@@ -210,6 +220,8 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
     assert summed(0, 6, gone="n2") == (20, {"n2"})
     assert summed(1, 6) == (20, {"n2"}) and summed(2, 6) == (20, {"n2"})
     assert summed(3, 6) == (24, set())
+    assert summed(4, 6, steered=1) == (20, {"n0"})  # it was taught something else before, or missed a call
+    assert summed(9, 6, steered=4) == (16, {"n4", "n5"})  # of nodes that were asked alike; min_sum bounds their number
 
 
 def opens_both(colluders: int) -> bool:
