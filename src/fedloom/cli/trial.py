@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from rich.markup import escape
 
-from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, written
+from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, print_plain, written
 from fedloom.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -164,9 +164,9 @@ def trial(
         else:
             del written_files[2]
     if as_json:
-        typer.echo(text)
+        print_plain(text)
     elif quiet:
-        typer.echo(str(result))
+        print_plain(str(result))
     else:
         _show(result)
         for file in written_files:

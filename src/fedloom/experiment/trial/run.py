@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError, MethodError
+from fedloom.core.errors import ConfigError, DataError, MethodError
 from fedloom.core.ledger import Ledger
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.data.encoder import undo
@@ -179,6 +179,11 @@ class TrialRun:
         self.started, self.notes = perf_counter(), list(owners.notes)
         self.infeasible = infeasible(len(owners.names))
         data, K = owners.data, len(owners.data.classes)
+        if data.task == "number":
+            raise DataError(
+                f"{data.name!r} has a number to predict, which trial does not measure: compare methods with fedloom "
+                "run, or divide the number into classes."
+            )
         self.metric = config.metric or ("auc" if K == 2 else "balanced accuracy")
         self.weights = np.array([_precision(data.y[owners.rows(i)]) for i in range(len(owners.names))])
         networks = config.networks or (("cnn-small",) if data.kind == "image" else ("mlp", "linear"))
