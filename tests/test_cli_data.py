@@ -60,8 +60,8 @@ def test_sections_for_nodes_build_a_party_of_each_owner(
         "columns": ["age", {"name": "sex", "categories": ["f", "m"]}], "label": "disease", "classes": ["no", "yes"],
     }  # fmt: skip
     assert for_node == {"my": {
-        "rows": "my.csv", "label": "disease", "keep": ["age", "sex"], "group": "hospital", "missing": "median",
-        "owner": "A", "test": 0.5,
+        "rows": "my.csv", "label": "disease", "classes": ["no", "yes"], "keep": ["age", "sex"], "group": "hospital",
+        "missing": "median", "owner": "A", "test": 0.5, "categories": {"sex": ["f", "m"]},
     }}  # fmt: skip
     values = {"method": "local", "rounds": 1, "models": {"pool": ["linear"]}, "data": {**for_run, "clients": 3}}
     run = check({"run": values}).run
@@ -124,7 +124,7 @@ def test_owners_and_settings_are_shown(
     [
         (["my.csv", "--label", "diseases"], "data.label names the column 'diseases'"),
         (["my.csv", "--group", "clinic"], "data.group names the column 'clinic'"),
-        (["none.csv"], "neither a registered data set nor an existing file"),
+        (["none.csv"], "there is no file or folder none.csv"),
         (["my.csv", "-s", "data.missing=mean"], "missing"),
         (["my.csv", "-s", 'data.unseen=["B"]'], "--group"),
     ],

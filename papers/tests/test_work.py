@@ -10,9 +10,10 @@ import pytest
 from papers.tests.tiny import TINY
 
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.config.overrides import merged
 from fedloom.experiment.pool.pool import Standing
 from fedloom_papers.plan import Plan, plan, run_plan
-from fedloom_papers.spec import merged, parsed, read
+from fedloom_papers.spec import parsed, read
 
 PAGE = """
 from dataclasses import replace

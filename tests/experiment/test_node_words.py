@@ -12,7 +12,7 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.party_files import PartyFile
-from fedloom.data.schema import read_rows
+from fedloom.data.schema import check_own, read_rows
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import NodeParty, build_party, for_nodes
 from fedloom.experiment.plan.private import PrivateData
@@ -30,6 +30,7 @@ WORDS: dict[str, Any] = {
     "missing": "median",
     "test": "part",
 }
+AT_NODES: dict[str, Any] = {**WORDS, "classes": ["0", "1"], "categories": {"ward": ["?", "north", "south"]}}
 SCHEMA: dict[str, Any] = {
     "columns": ["age", "pressure", {"name": "ward", "categories": ["?", "north", "south"]}, "smoker", "mrn"],
     "label": "ill",
@@ -159,7 +160,7 @@ def test_a_wrong_word_is_refused_when_the_node_starts(changes: dict[str, Any], w
 def test_a_run_gets_no_more_than_the_file_says(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
     rows = table(tmp_path / "ann.csv", ("ann",))
     text = for_nodes(build(at_nodes(), PrivateData())).model_dump_json()
-    asked = RunRequest(node_file(tmp_path, rows, **{**WORDS, **changes}))
+    asked = RunRequest(node_file(tmp_path, rows, **{**AT_NODES, **changes}))
     try:
         with pytest.raises(CallRefused) as refusal:
             asked("open", opening(text))
@@ -172,8 +173,10 @@ def test_an_identifier_must_be_kept_by_name_and_gaps_are_refused(tmp_path: Path)
     rows = table(tmp_path / "ann.csv", ("ann",))
     with pytest.raises(DataError, match=r"The run uses column 'mrn', which is an identifier by its name. Name it in"):
         party(tmp_path, 0, rows, **{**WORDS, "keep": ["*"]})
+    refusing = {**AT_NODES, "keep": ["*"], "drop": ["after_*", "mrn"], "missing": "refuse"}
     with pytest.raises(DataError, match=r"'age' of .*lacks 6 of 44 numbers: set missing in \[data.wards\] to median"):
-        party(tmp_path, 0, rows, **{**WORDS, "missing": "refuse"})
+        check_own(rows, "wards", node_file(tmp_path, rows, **refusing).data["wards"].own)
+    party(tmp_path, 0, rows, **{**WORDS, "missing": "refuse"})  # a run does not fail by them
     images = at_nodes(row_schema={"kind": "image", "classes": ["0", "1"], "shape": [1, 2, 2]}).data.row_schema.build()
     with pytest.raises(
         DataError, match=r"data.group, data.id, data.drop, data.keep, data.test of 'wards' apply to tables"

@@ -31,7 +31,12 @@ FORM: dict[str, Any] = {
     "label": "kind",
     "classes": ["one", "two"],
 }
-ALLOWED = {"keep": ["a", "b", "c"], "label": "kind"}
+ALLOWED: dict[str, Any] = {
+    "keep": ["a", "b", "c"],
+    "label": "kind",
+    "classes": ["one", "two"],
+    "categories": {"c": ["x", "y"]},
+}
 RUN: dict[str, Any] = {
     "rounds": 3,
     "params": {"tau": 2, "batch_size": 8},

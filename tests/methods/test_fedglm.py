@@ -13,7 +13,7 @@ from fedloom import methods
 from fedloom.core.errors import MethodError
 from fedloom.core.message import digest
 from fedloom.methods.tables import newton
-from fedloom.methods.tables.fedglm import estimates
+from fedloom.methods.tables.inference import estimates
 from tests.methods.tables import federation, owners, splits
 
 FEDGLM = methods.find("fedglm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.engine import Failure
 from fedloom.core.errors import MessageError
+from fedloom.core.fixed_point import threshold
 from fedloom.core.message import Shape
 from fedloom.core.templates import spell
+from fedloom.protect import masks
 from fedloom.protect.masks import question, unmasked
 from fedloom.remote import payload
-from fedloom.remote.node.masking import SumKeeper, SumRecord
+from fedloom.remote.node.masking import Participants, SumKeeper, SumRecord
+from fedloom.remote.node_session import TaskResults
 from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.secure_sum import secure_sum
 from tests.node.hosts import node
-from tests.protect.test_masks import SUM, Sum
+from tests.protect.test_masks import ASKED, SUM, Sum
 
 Q: list[bytes] = [question(0, "update", "rows", None, ["a"], {"weights": torch.tensor([float(k)])}) for k in (0, 1)]
 D = 2000
@@ -72,37 +78,41 @@ def test_a_question_has_everything_that_is_asked(changed: dict[str, Any]) -> Non
     assert question(**plain) != question(**{**plain, **changed})  # type: ignore[arg-type]
 
 
-def keepers(folder: Path, count: int, least: int = 3) -> list[SumKeeper]:
+def keepers(folder: Path, count: int, least: int = 3, run: str = "run", quarantine: int = 0) -> list[SumKeeper]:
     names = [f"n{k}" for k in range(count)]
     made = []
     for name in names:
         cfg = node(folder / name, name=name, peers=[n for n in names if n != name], min_sum=least)
         (folder / name).mkdir(parents=True, exist_ok=True)
         members = {str(k): n for k, n in enumerate(names) if n != name}
-        made.append(SumKeeper(cfg, None, members, "run/1", SumRecord(folder / name)))
+        (folder / name / run).mkdir(exist_ok=True)
+        sets = Participants(folder / name / run, quarantine)
+        made.append(SumKeeper(cfg, None, members, f"{run}/1", SumRecord(folder / name), sets))
     return made
 
 
-def take(those: list[SumKeeper], sum_name: str, shared: Any, until: str = "open") -> None:
-    """The steps of a sum in which no node is lost."""
+def take(those: list[SumKeeper], sum_name: str, shared: Any, lost: tuple[str, ...] = (), round: int = 0) -> None:
+    """The steps of a sum in which the vectors of these nodes are lost."""
 
     def step(one: SumKeeper, what: str, names: list[str], parts: list[bytes]) -> tuple[list[str], list[bytes]]:
         head, rest = payload.unpack(
-            one.step({"sum": sum_name, "step": what, "names": names}, [memoryview(p) for p in parts])
+            one.step({"sum": sum_name, "step": what, "names": names, **call}, [memoryview(p) for p in parts])
         )
         return head["names"], [bytes(part) for part in rest]
 
+    call: dict[str, Any] = {"round": round, "method": "update"}
     names = [one._own for one in those]
-    listed = [part for one in those for part in step(one, "keys", [], [])[1]]
+    listed = [part for one in those for part in step(one, "keys", names, [])[1]]
     sealed = {one._own: dict(zip(*step(one, "shares", names, listed), strict=True)) for one in those}
     expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
     for one in those:
         others = [name for name in names if name != one._own]
         step(one, "deliver", others, [sealed[other][one._own] for other in others])
-        request = {"round": 0, "method": "update", "expect": spell(expect), "mask": {"sum": sum_name, "weight": "rows"}}
+        request = {**call, "expect": spell(expect), "mask": {"sum": sum_name, "weight": "rows"}}
         one.masked({"w": torch.ones(3), "rows": torch.tensor(4)}, request, shared)
-    signatures = {one._own: step(one, "agree", names, [])[1][0] for one in those}
-    for one in those:
+    arrived = [one for one in those if one._own not in lost]
+    signatures = {one._own: step(one, "agree", [n._own for n in arrived], [])[1][0] for one in arrived}
+    for one in arrived:
         step(one, "open", [*signatures], [*signatures.values()])
 
 
@@ -120,3 +130,94 @@ def test_the_same_question_has_one_set_of_nodes_over_all_runs(tmp_path: Path) ->
         with pytest.raises(CallRefused, match="same arguments in a sum of other nodes"):
             take(fewer, "one less", {"t": 0})
     take(six[:5], "another question", {"t": 1})
+
+
+def test_the_same_question_has_one_set_of_vectors_over_all_runs(tmp_path: Path) -> None:
+    """The difference of a sum of six and of five of one list would be the answer of the sixth."""
+    take(keepers(tmp_path, 6), "first", {"t": 0})
+    for run in ("run", "next"):  # after a return to the round before, and in another run of the same seed
+        with pytest.raises(CallRefused, match="same arguments in a sum of other nodes"):
+            take(keepers(tmp_path, 6, run=run), "without n5", {"t": 0}, lost=("n5",))
+
+
+def test_a_lost_node_stays_out_for_the_quarantine_and_no_node_joins(tmp_path: Path) -> None:
+    six = keepers(tmp_path, 6, quarantine=3)
+    take(six[:5], "0", {"t": 0})
+    with pytest.raises(CallRefused, match="'n5' is not in this run's first sum"):
+        take(six, "1", {"t": 1}, round=1)
+    take(six[:5], "2", {"t": 2}, lost=("n4",), round=2)
+    for round in (2, 3, 5):  # also of a node that was restarted
+        with pytest.raises(CallRefused, match="'n4' is not in this run's first sum, or was lost in the last 3 rounds"):
+            take(keepers(tmp_path, 6, quarantine=3)[:5], f"early {round}", {"t": 10 + round}, round=round)
+    take(six[:4], "5", {"t": 5}, round=5)
+    take(keepers(tmp_path, 6, quarantine=3)[:5], "6", {"t": 6}, round=6)
+    take(keepers(tmp_path, 6, quarantine=3, run="next"), "other run", {"t": 20})
+
+
+def test_a_vector_is_for_the_call_that_its_sum_began_for(tmp_path: Path) -> None:
+    (one, *_) = keepers(tmp_path, 3)
+    one.step({"sum": "s", "step": "keys", "names": [], "round": 9, "method": "update"}, [])
+    request = {"round": 1, "method": "update", "expect": spell(None), "mask": {"sum": "s", "weight": ""}}
+    with pytest.raises(CallRefused, match="began for another call"):
+        one.masked({"w": torch.ones(3)}, request, {"t": 1})
+
+
+class Session:
+    """The coordinator's session with a node in this process."""
+
+    def __init__(self, keeper: SumKeeper) -> None:
+        self.keeper, self.name = keeper, keeper._own
+
+    async def sum_step(
+        self, name: str, step: str, call: tuple[int, str], names: Any = (), parts: Any = ()
+    ) -> tuple[list[str], list[bytes]]:
+        request = {"sum": name, "step": step, "names": [*names], "round": call[0], "method": call[1]}
+        head, rest = payload.unpack(self.keeper.step(request, [memoryview(part) for part in parts]))
+        return head["names"], [bytes(part) for part in rest]
+
+
+def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_path: Path) -> None:
+    expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
+
+    def summed(run: int, count: int, gone: str = "") -> tuple[Any, set[str]]:
+        sessions: Any = [Session(one) for one in keepers(tmp_path, 6, quarantine=2)[:count]]
+
+        async def run_masked(session: Any, mask: Any) -> TaskResults:
+            if session.name == gone:
+                return TaskResults([Failure("unreachable")])
+            request = {"round": run, "method": "update", "expect": spell(expect), "mask": mask}
+            reply = {"w": torch.ones(3), "rows": torch.tensor(4)}
+            return TaskResults([session.keeper.masked(reply, request, {"t": run})])
+
+        def asked(names: Any) -> bytes:
+            return question(run, "update", "rows", spell(expect), names, {"t": run})
+
+        work = secure_sum(sessions, run_masked, "run/1", "rows", 4, asked, (run, "update"))
+        total, _, lost = asyncio.run(work)
+        return None if total is None else int(total[-1]), {*lost}
+
+    assert summed(0, 6, gone="n2") == (20, {"n2"})
+    assert summed(1, 6) == (20, {"n2"}) and summed(2, 6) == (20, {"n2"})
+    assert summed(3, 6) == (24, set())
+
+
+def opens_both(colluders: int) -> bool:
+    """Whether a coordinator with four helpers of ten opens a fifth node: it shows three honest nodes all ten, and three
+    all but the fifth, so that it gets shares of both of its secrets."""
+    s = Sum(10, colluders=colluders)
+    s.keys(), s.shares(), s.mask()
+    helpers, victim = s.names[:4], s.names[4]
+    try:
+        for honest, arrived in ((s.names[4:7], s.names), (s.names[7:], [n for n in s.names if n != victim])):
+            signed = {name: s.members[name].agree(arrived) for name in honest}
+            signed |= {name: s.signers[name].sign(masks._set_text(SUM, ASKED, arrived)) for name in helpers}
+            opened = [s.members[name].open(signed)[victim] for name in honest]
+            assert len(opened) + len(helpers) >= threshold(10, colluders)
+    except MessageError:
+        return False
+    return True
+
+
+def test_a_threshold_that_counts_colluders_keeps_them_from_opening_two_sets() -> None:
+    assert opens_both(0) and not opens_both(4)
+    assert [threshold(n, c) for n, c in ((5, 0), (5, 1), (5, 2), (9, 2), (10, 4))] == [4, 4, 5, 7, 10]

@@ -23,7 +23,8 @@ D = 40
 class Sum:
     """n members and an honest coordinator; a test takes the steps that it needs."""
 
-    def __init__(self, n: int, seed: int = 0) -> None:
+    def __init__(self, n: int, seed: int = 0, colluders: int = 0) -> None:
+        self.colluders = colluders
         self.names = [f"node-{k:02}" for k in range(n)]
         self.signers = {name: Ed25519PrivateKey.generate() for name in self.names}
         self.x = dict(zip(self.names, np.random.default_rng(seed).integers(0, 2**64, (n, D), np.uint64), strict=True))
@@ -33,7 +34,7 @@ class Sum:
         self.masked: dict[str, np.ndarray] = {}
 
     def member(self, name: str, sum_name: bytes = SUM) -> SumMember:
-        return SumMember(name, sum_name, self.signers[name].sign, self.verify)
+        return SumMember(name, sum_name, self.signers[name].sign, self.verify, self.colluders)
 
     def verify(self, name: str, text: bytes, signature: bytes) -> bool:
         try:
@@ -65,7 +66,7 @@ class Sum:
         return {name: self.members[name].open(signatures) for name in signatures if name not in lost}
 
     def total(self, opened: Mapping[str, Mapping[str, bytes]]) -> np.ndarray:
-        return unmasked(self.listed, self.sealed, self.masked, opened, SUM, ASKED)
+        return unmasked(self.listed, self.sealed, self.masked, opened, SUM, ASKED, self.colluders)
 
     def plain(self) -> np.ndarray:
         return np.stack([self.x[name] for name in self.masked]).sum(0, dtype=np.uint64)

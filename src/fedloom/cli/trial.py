@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from rich.markup import escape
 
-from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, written
+from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, print_plain, written
 from fedloom.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -153,9 +153,9 @@ def trial(
         files[1].write_text(trial_page.html(result, data.name), encoding="utf-8")
         files[2].write_text(tomli_w.dumps(dict(result.recipe)), encoding="utf-8")
     if as_json:
-        typer.echo(text)
+        print_plain(text)
     elif quiet:
-        typer.echo(str(result))
+        print_plain(str(result))
     else:
         _show(result)
         for file in files:

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class Aggregator(Protocol):
     def least(self) -> int:
         """The smallest number of replies."""
 
+    @property
+    def colluders(self) -> int:
+        """The number of parties that a secure sum expects to help the coordinator."""
+
     def combine(
         self,
         replies: Sequence[Any],
@@ -73,6 +77,7 @@ class Mean:
     secure = hidden = even = False
     weighs = True
     least = 1
+    colluders: ClassVar[int] = 0
 
     def combine(
         self,

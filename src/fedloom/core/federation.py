@@ -331,7 +331,7 @@ class Federation:
         fewer than `min_replies`, fewer than two thirds of the parties, or fewer than 3 were left.
         """
         _check_callable(method)
-        least = max(min_replies, threshold(len(ids)))
+        least = max(min_replies, threshold(len(ids), self.aggregator.colluders))
         if len(ids) < LEAST:
             self._fail(self.coordinator, method, Failure(f"fewer than {least} parties for a secure sum"))
             return None

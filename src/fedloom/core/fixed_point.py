@@ -28,9 +28,10 @@ LEAST: Final = 3
 """The minimum number of parties in a sum that hides their contributions: a sum of two reveals to each the other's."""
 
 
-def threshold(n: int) -> int:
-    """The number of the n parties that must stay to the end of a secure sum: more than two thirds."""
-    return max(LEAST, 2 * n // 3 + 1)
+def threshold(n: int, colluders: int = 0) -> int:
+    """The number of the n parties that must stay to the end of a secure sum: more than two thirds, and more than half
+    of them besides the `colluders`, who may sign and open whatever the coordinator wants."""
+    return max(LEAST, 2 * n // 3 + 1, n // 2 + colluders + 1)
 
 
 def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:

@@ -50,6 +50,14 @@ class RawNumber:
         if self.gaps:
             refuse_rows(self.name, "a number, or nothing,", wrong)
         refuse_rows(self.name, "a finite number", ~(np.abs(numbers) < _TOO_LARGE) & ~(self.gaps & np.isnan(numbers)))
+        return self._marked(numbers)
+
+    def encode_any(self, values: RawColumn) -> np.ndarray:
+        """As `encode`, of any n values: what is no finite number is missing."""
+        numbers, _ = as_numbers(self.name, values)
+        return self._marked(np.where(np.abs(numbers) < _TOO_LARGE, numbers, np.nan))
+
+    def _marked(self, numbers: np.ndarray) -> np.ndarray:
         missing = [np.isnan(numbers)] if self.indicator else []
         return np.stack([numbers, *missing], axis=1).astype(np.float64)
 
@@ -323,6 +331,7 @@ def encode_own(found: Understanding) -> Dataset:
     return table_dataset(
         table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
         owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
+        label=found.label,
     )  # fmt: skip
 
 

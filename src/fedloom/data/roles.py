@@ -13,7 +13,7 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import is_number, like_date, like_number, moments, nearly_equal
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
-from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, refuse_mistakes
+from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, numbers_of, refuse_mistakes
 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
@@ -22,7 +22,7 @@ MAX_WORDS = 50
 MIN_UNIQUE = 20
 """A column with so many values, all different, may be an identifier."""
 MOST_NUMBERS = 20
-"""A label with more different whole numbers is probably a number to predict."""
+"""A label with more different whole numbers is taken to be a number to predict."""
 _OUTCOMES = (*LABELS, "outcome", "diagnosis", "disease", "default", "churn", "activity", "digit", "result", "status")
 _OWNERS: tuple[str, ...] = (
     "hospital",
@@ -50,6 +50,7 @@ _OWNERS += (
     "member",
     "group",
 )
+BY_NAME = "an identifier by its name"
 _IDENTIFIER = re.compile(
     r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$", re.I
 )
@@ -132,7 +133,7 @@ def understand(
         ordered: columns whose values `Understanding.unit` and `Understanding.time` have.
 
     Raises:
-        DataError: a named column does not exist; there is no label, one class only, or a number to predict; an owner is
+        DataError: a named column does not exist; there is no label, or one class only; an owner is
             missing.
         FreeTextError: a column is free text.
     """
@@ -153,21 +154,28 @@ def understand(
     label = options.label or _guess_label(table, list(named), picture)
     raw = table.take(label, "label")
     try:
-        y, classes = _classes(raw, name, named.get(label), options)
+        y, classes = _labels(raw, name, named.get(label), options)
     except DataError as error:
         raise DataError(f"{error} The label is a guess: name it as data.label." if guessed else str(error)) from None
     if guessed:
         notes.append(f"The label is taken to be {label!r}: name it as data.label.")
+    if y.dtype.kind == "f" and options.task is None and _whole(y):
+        notes.append(
+            f"Column {label!r} has {len(np.unique(y[~_unlabeled(y)]))} different whole numbers and is taken to be a "
+            'number to predict: if they are numbers of classes, set data.task = "classes", else "number".'
+        )
     owners: tuple[str, ...] = ()
     groups = None
     if group is not None:
         owners, groups = _owners(group, options)
     kept = _outside_split(split, y)
     present = np.unique(y[kept])
+    if len(present) < 2 and y.dtype.kind == "f":
+        raise DataError(f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}.")
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
         raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
-    if (gone := int((y < 0).sum())) > 0:
+    if (gone := int(_unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
     for what, names in (("Classes", classes), ("Owners", owners)):
         notes += [
@@ -253,7 +261,7 @@ def own_rows(
 
     Raises:
         DataError: a named column or owner does not exist, the rows have several owners and none is named, or a wanted
-            column is not allowed or looks like an identifier.
+            column is not allowed or is an identifier by its name.
     """
     table, options, notes = _Candidates(name, dict(columns)), file.options, list[str]()
     used = np.ones(len(next(iter(columns.values()))), dtype=bool)
@@ -284,6 +292,11 @@ def own_rows(
         if count := int((gaps & used).sum()):
             notes.append(f"{count} of {used.sum()} rows have no label in {options.label!r} and are left out.")
         used &= ~gaps
+        if file.classes:
+            foreign = used & ~np.isin(columns[options.label].words, file.classes)
+            if count := int(foreign.sum()):
+                notes.append(f"{count} of {used.sum()} rows have a label outside classes and are left out.")
+            used &= ~foreign
     _check_patterns(table, options)
     kept = np.flatnonzero(used)
     if not len(kept):
@@ -293,16 +306,21 @@ def own_rows(
             raise DataError(f"{name!r} must have a column {column!r}, but has {_some(list(columns))}.")
         if reason := left_out(column, options) or table.dropped.get(column, ""):
             raise DataError(f"The run uses column {column!r} of {name!r}, which is {reason}.")
-        values = columns[column].values[kept]
-        known_values = values[~columns[column].missing[kept]]
-        reason = _suspicion(column, known_values, len(different(known_values)), len(kept))
-        if reason and column not in options.keep:
-            raise DataError(f"The run uses column {column!r}, which is {reason}. Name it in data.keep to allow it.")
+        if column not in options.keep and _names_rows(column):  # values do not count: the run chose the column
+            raise DataError(f"The run uses column {column!r}, which is {BY_NAME}. Name it in data.keep to allow it.")
     if test is not None:
         test = np.flatnonzero(np.isin(kept, test)).astype(np.int64)
         if not 0 < len(test) < len(kept):
             raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
     return OwnRows(kept, test, tuple(notes))
+
+
+def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> None:
+    """Raise DataError if a column that `keep` does not name in full has the values of an identifier."""
+    known = cells.values[~cells.missing]
+    reason = "" if column in options.keep else _suspicion(column, known, len(different(known)), len(cells))
+    if reason and reason != BY_NAME:
+        raise DataError(f"Column {column!r} is {reason}. Name it in keep to allow it, or in drop.")
 
 
 def allowed(column: str, options: DataOptions) -> bool:
@@ -333,35 +351,39 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
     return candidates[0]
 
 
-def _classes(
+def _labels(
     column: RawColumn, name: str, known: Sequence[str] | None, options: DataOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them."""
+    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them; or
+    (n,) float64 numbers to predict, NaN for a missing one, and no names."""
     where = f"Column {column.name!r} of {name!r}"
     if column.several:
-        raise DataError(f"{where} holds several labels in a row; fedloom predicts one class: choose another label.")
+        raise DataError(f"{where} holds several labels in a row; fedloom predicts one: choose another label.")
     values = column.values
-    if known is not None:
+    if known is not None and options.task != "number":
         codes = np.where(column.missing, -1, np.nan_to_num(values, nan=-1)).astype(np.int64)
         refuse_unnamed(codes, known, where)
         return codes, tuple(known)
+    if options.task == "number":
+        return numbers_of(column.name, column), ()
     y, names = codes_of(column.words)
     numbers = values.dtype.kind == "f" and {*names} - {"True", "False"}
     fractions = values[np.floor(values) != values] if numbers else np.empty(0)
     fractions = fractions[~np.isnan(fractions)]
+    if options.task is None and numbers and (len(fractions) or len(names) > MOST_NUMBERS):
+        return numbers_of(column.name, column), ()
     if len(fractions):
         raise DataError(
-            f"{where} holds decimal numbers, such as {fractions[0]:g}: predicting a number (regression) is not "
-            "supported; choose a class column, or divide the numbers into classes first."
+            f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" to predict them, '
+            "choose a class column, or divide the numbers into classes first."
         )
-    many = len(names) > max(MAX_WORDS, int((y >= 0).sum()) // 10)
-    if (numbers and len(names) > MOST_NUMBERS and options.task is None) or (not numbers and many):
+    if not numbers and len(names) > max(MAX_WORDS, int((y >= 0).sum()) // 10):
+        odd = [word for word in names if like_number(word)]
         raise DataError(
             f"{where} has {len(names)} different values in {(y >= 0).sum()} rows: it looks like "
             + (
-                "a number to predict (regression), which is not supported; if they are numbers of classes, set "
-                'data.task = "classes", else divide them into classes first.'
-                if numbers
+                f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','."
+                if 2 * len(odd) > len(names)
                 else "free text or an id; choose a class column, or divide the values into classes first."
             )
         )
@@ -435,9 +457,21 @@ def _split_parts(column: RawColumn) -> np.ndarray:
     return np.array([_PARTS[word] for word in words])
 
 
+def _whole(y: np.ndarray) -> bool:
+    """Whether all known numbers (n,) are whole."""
+    known = y[~np.isnan(y)]
+    return bool((known == np.floor(known)).all())
+
+
+def _unlabeled(y: np.ndarray) -> np.ndarray:
+    """(n,) whether each row lacks a label, as from `_labels`."""
+    gone: np.ndarray = np.isnan(y) if y.dtype.kind == "f" else y < 0
+    return gone
+
+
 def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     """Numbers of the rows that have a label and are for training or testing."""
-    used = y >= 0
+    used = ~_unlabeled(y)
     return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
 
 
@@ -549,8 +583,8 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
 def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
     """Why a column with `count` different known values is probably an identifier; "" if it is not."""
     flag = known.dtype.kind != "O" and set(different(known)) <= {0, 1}
-    if not flag and (_IDENTIFIER.search(column) or _CAMEL.search(column)):
-        return "an identifier by its name"
+    if not flag and _names_rows(column):
+        return BY_NAME
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if known.dtype.kind == "O":
@@ -558,6 +592,10 @@ def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
         return "an identifier: another word in every row" if words else ""
     numbered = len(known) == rows and known.max() - known.min() == rows - 1
     return "an identifier: it counts the rows" if numbered else ""
+
+
+def _names_rows(column: str) -> bool:
+    return bool(_IDENTIFIER.search(column) or _CAMEL.search(column))
 
 
 def _unclear(known: np.ndarray) -> str:

@@ -17,7 +17,7 @@ from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.hub import Hints, read_content, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
 from fedloom.data.options import OwnFile
-from fedloom.data.roles import class_names, own_rows
+from fedloom.data.roles import allowed, class_names, own_rows, refuse_identifier
 from fedloom.data.tables import RawTable, as_words, read_csv
 
 FARTHEST = 5
@@ -30,7 +30,7 @@ class DataSchema:
 
     kind: Kind
     classes: tuple[str, ...]
-    """K names."""
+    """K names; () for a number to predict."""
     label: str = "label"
     """The column of the classes, in a table."""
     table: tuple[RawNumber | OneHot, ...] = ()
@@ -41,6 +41,8 @@ class DataSchema:
     """The replacement of missing numbers in a table, which are NaN until then; "" refuses them."""
     scale: Mapping[str, tuple[float, float]] | None = None
     """The agreed mean and s.d. of each numeric column of a table; None to fit them to rows."""
+    target: tuple[float, float] = (0.0, 1.0)
+    """The agreed mean and s.d. of a number to predict."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -88,18 +90,25 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
     if own is not None and (given := replace(own.options, label=None, missing="refuse").given()):
         raise DataError(f"{given} of {name!r} apply to tables: leave them out, as the run uses images.")
     if schema.kind == "image" and path.is_dir() and not any(path.rglob("*.parquet")):
-        return _read_image_folders(path, schema, name)
+        return _read_image_folders(path, schema, name, strict=own is None)
     if schema.kind == "table":
         columns, test = read_columns(path, name)
         x, y = _encode(path, schema, columns), _labels(path, schema, _column(path, columns, schema.label))
-        return table_dataset(name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill)
+        return table_dataset(
+            name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill, target=schema.target,
+            label=schema.label,
+        )  # fmt: skip
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder with rows.")
     raw = read_files(path, name=name, hints=Hints(label=schema.label))
     if isinstance(raw, RawTable):
         raise DataError(f"{path} must hold images, but it is a table.")
-    y = _labels(path, schema, RawColumn.of(schema.label, [raw.classes[k] for k in raw.y]))
-    return image_dataset(name, _check_shape(path, schema, raw.x), y, schema.classes, test=raw.test)
+    x, words, test = _check_shape(path, schema, raw.x), np.array(raw.classes, dtype=object)[raw.y], raw.test
+    if own is not None:  # a run that failed would tell of a label
+        kept = np.flatnonzero(np.isin(words, schema.classes))
+        x, words, test = x[kept], words[kept], None if test is None else np.flatnonzero(np.isin(kept, test))
+    y = _labels(path, schema, RawColumn.of(schema.label, list(words)))
+    return image_dataset(name, x, y, schema.classes, test=test)
 
 
 def read_public(path: Path, schema: DataSchema) -> np.ndarray:
@@ -121,23 +130,57 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
 def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Dataset:
     """The rows of a table that their owner allows. Raises DataError."""
     wanted = [column.name for column in schema.table]
-    own = replace(own, options=replace(own.options, label=schema.label))
+    own = replace(own, options=replace(own.options, label=schema.label), classes=schema.classes)
     values, test = read_columns(path, name, own.options.grammar)
     found = own_rows(values, own, name, wanted=wanted, test=test)
-    places = np.full(len(values[schema.label]), found.kept[0])  # other rows need not fit
-    places[found.kept] = found.kept
-    columns = {column: values[column].take(places) for column in (*wanted, schema.label)}
-    for rule in [] if schema.fill else schema.table:
-        if isinstance(rule, RawNumber) and (gaps := int(columns[rule.name].missing[found.kept].sum())):
+    columns = {column: values[column].take(found.kept) for column in (*wanted, schema.label)}
+    encoded = [
+        rule.encode_any(columns[rule.name]) if isinstance(rule, RawNumber) else rule.encode(columns[rule.name])
+        for rule in schema.table
+    ]
+    x = np.ascontiguousarray(np.concatenate(encoded, axis=1).astype(np.float32))
+    return table_dataset(
+        name, x, _labels(path, schema, columns[schema.label]), schema.classes, schema.columns,
+        test=found.test, fill=schema.fill or "median", notes=found.notes, target=schema.target, label=schema.label,
+    )  # fmt: skip
+
+
+def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
+    """Check a node's own table when the node starts, for its owner: a run must not fail by values in it.
+
+    Returns:
+        A sentence for each column with words outside its categories, and on rows that are left out.
+
+    Raises:
+        DataError: a column that runs may use is no number in some row, or as `own_rows`.
+    """
+    columns, test = read_columns(path, name, own.options.grammar)
+    found = own_rows(columns, own, name, test=test)
+    notes = [*found.notes]
+    for column in own.categories:
+        if column not in columns:
+            raise DataError(f"data.categories names the column {column!r}, but {name!r} has only {[*columns]}.")
+    for column, cells in columns.items():
+        if own.options.label is None or not allowed(column, own.options):
+            continue
+        used = cells.take(found.kept)
+        refuse_identifier(column, used, own.options)
+        if column in own.categories:
+            if outside := int(OneHot(column, own.categories[column]).unknown(used).sum()):
+                notes.append(f"{outside} of {len(used)} values of column {column!r} are outside its categories.")
+            continue
+        gaps = int(used.missing.sum())
+        if gaps and own.missing in (None, "refuse"):
             raise DataError(
-                f"Column {rule.name!r} of {path} lacks {gaps} of {len(found.kept)} numbers: set missing in "
+                f"Column {column!r} of {path} lacks {gaps} of {len(used)} numbers: set missing in "
                 f"[data.{name}] to median or most-frequent, or correct those rows."
             )
-    x, y = _encode(path, schema, columns), _labels(path, schema, columns[schema.label])
-    return table_dataset(
-        name, np.ascontiguousarray(x[found.kept]), y[found.kept], schema.classes, schema.columns,
-        test=found.test, fill=schema.fill, notes=found.notes,
-    )  # fmt: skip
+        wrong = np.isnan(RawNumber(column).encode_any(used)[:, 0]) & ~used.missing
+        try:
+            refuse_rows(column, "a finite number", wrong, where=f"{path}: ")
+        except DataError as error:
+            raise DataError(f"{error} If it is a category, list its words in categories of [data.{name}].") from None
+    return tuple(notes)
 
 
 def read_columns(path: Path, name: str, grammar: Grammar = PLAIN) -> tuple[dict[str, RawColumn], np.ndarray | None]:
@@ -174,18 +217,24 @@ def _encode(path: Path, schema: DataSchema, columns: Mapping[str, RawColumn]) ->
 
 
 def _labels(path: Path, schema: DataSchema, labels: RawColumn) -> np.ndarray:
-    """(n,) int64 classes."""
+    """(n,) int64 classes, or float64 numbers to predict."""
+    if not schema.classes:
+        numbers, wrong = labels.numbers()
+        refuse_rows(schema.label, "a finite number", wrong | ~np.isfinite(numbers), where=f"{path}: ")
+        return numbers
     places = {name: k for k, name in enumerate(schema.classes)}
     codes = np.array([places.get(word, -1) for word in as_words(labels.name, labels)], dtype=np.int64)
     refuse_rows(schema.label, f"one of the {len(places)} classes", codes < 0, where=f"{path}: ")
     return codes
 
 
-def _read_image_folders(path: Path, schema: DataSchema, name: str) -> Dataset:
-    """Images in folders named after classes; a class may have no folder."""
+def _read_image_folders(path: Path, schema: DataSchema, name: str, *, strict: bool) -> Dataset:
+    """Images in folders named after classes; a class may have no folder. Others are refused if `strict`, else left
+    out."""
     folders = class_folders(path)
     unknown = [label for label in folders if label not in schema.classes]
-    if unknown:
+    folders = {label: images for label, images in folders.items() if label in schema.classes}
+    if unknown and strict:
         raise DataError(f"{path} has {len(unknown)} folders that are not classes of the schema; remove or rename them.")
     files = [(file, schema.classes.index(label)) for label, images in folders.items() for file in images]
     if not files:

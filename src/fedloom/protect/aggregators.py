@@ -12,14 +12,15 @@ Differs:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedloom.core.aggregate import Kinds, Mean, Weights
 from fedloom.core.errors import MethodError
-from fedloom.core.fixed_point import LEAST
+from fedloom.core.fixed_point import LEAST, threshold
 from fedloom.core.message import leaves, zip_tensors
 from fedloom.protect.noise import Draws
 from fedloom.protect.privacy import clipped_rows
@@ -48,6 +49,7 @@ class Robust:
     f: int = 1
     secure = hidden = False
     even = True
+    colluders: ClassVar[int] = 0
 
     @property
     def weighs(self) -> bool:
@@ -97,10 +99,19 @@ class Robust:
 
 @dataclass(frozen=True)
 class Secure(Mean):
-    """A secure sum: see `fedloom.protect.masks`. The coordinator gets no reply that it could combine here."""
+    """A secure sum: see `fedloom.protect.masks`. The coordinator gets no reply that it could combine here.
 
+    Attributes:
+        colluders: the number of parties that may help the coordinator.
+    """
+
+    colluders: int = 0  # type: ignore[misc]
     secure = hidden = True
-    least = LEAST
+
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        """See `Aggregator.least`: the smallest number that reaches its own threshold."""
+        return next(n for n in count(LEAST) if threshold(n, self.colluders) <= n)
 
     def __str__(self) -> str:
         return "secure = true"
@@ -122,6 +133,7 @@ class Private:
     secure = weighs = False
     hidden = even = True
     least = 1
+    colluders: ClassVar[int] = 0
 
     def combine(
         self,

@@ -14,8 +14,8 @@ The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) 
 
 Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
 parties sign one U; since more than two thirds sign, a coordinator that shows two sets U to two groups finds too few
-signatures for one of them, unless more than a third of the parties help it. Not protected: the sum itself, and the
-difference of two sums over different parties.
+signatures for one of them, unless more than a third of the parties help it, or more than the `colluders` that the
+threshold allows for. Not protected: the sum itself, and the difference of two sums over different parties.
 
 Pairwise masks and signatures depend on what a party was asked (`question`), so they cancel only among parties that were
 asked the same. Otherwise a coordinator could give all parties but one inputs whose results it knows (D. Pasquini, D.
@@ -72,12 +72,18 @@ class SumMember:
         sum_name: of the sum, unique: runs and calls are part of it.
         sign: signs bytes with the party's long-term key.
         verify: whether a signature of some bytes is that of a name.
+        colluders: see `threshold`.
     """
 
     def __init__(
-        self, name: str, sum_name: bytes, sign: Callable[[bytes], bytes], verify: Callable[[str, bytes, bytes], bool]
+        self,
+        name: str,
+        sum_name: bytes,
+        sign: Callable[[bytes], bytes],
+        verify: Callable[[str, bytes, bytes], bool],
+        colluders: int = 0,
     ) -> None:
-        self.name, self._sum = name, sum_name
+        self.name, self._sum, self._colluders = name, sum_name, colluders
         self._sign, self._verify = sign, verify
         self._mask_key, self._seal_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._own = secrets.token_bytes(32)  # b_i
@@ -114,7 +120,7 @@ class SumMember:
                 raise MessageError(f"the keys of {name!a} are not signed by it")
         self._listed = dict(listed)
         n, places = len(listed), _places(listed)
-        parts = [shamir(secret, n, threshold(n)) for secret in (self._own, self._mask_key.private_bytes_raw())]
+        parts = [shamir(secret, n, self._least) for secret in (self._own, self._mask_key.private_bytes_raw())]
         at = places[self.name] - 1
         self._shares[self.name] = parts[0][at], parts[1][at]
         sealed = {}
@@ -124,6 +130,10 @@ class SumMember:
                 key = self._seal_with(name, self.name, name)
                 sealed[name] = AESGCM(key).encrypt(_NONCE, plain, self._sum)
         return sealed
+
+    @property
+    def _least(self) -> int:
+        return threshold(len(self._listed), self._colluders)
 
     @property
     def names(self) -> list[str]:
@@ -145,7 +155,7 @@ class SumMember:
         self._next(3)
         if self.name in sealed or not sealed.keys() <= self._listed.keys():
             raise MessageError("shares must come from other parties of the list")
-        if len(sealed) + 1 < threshold(len(self._listed)):
+        if len(sealed) + 1 < self._least:
             raise MessageError(f"{len(sealed) + 1} of {len(self._listed)} parties are too few for a secure sum")
         for name, box in sealed.items():
             try:
@@ -169,7 +179,7 @@ class SumMember:
         self._next(4)
         if self.name not in arrived or not {*arrived} <= self._shares.keys():
             raise MessageError("the set of a sum must have this party, and no party outside the sum")
-        if len({*arrived}) < threshold(len(self._listed)):
+        if len({*arrived}) < self._least:
             raise MessageError(f"{len({*arrived})} of {len(self._listed)} parties are too few for a secure sum")
         self._agreed = _set_text(self._sum, self._asked, arrived)
         self._arrived = {*arrived}
@@ -182,7 +192,7 @@ class SumMember:
             MessageError: too few members of U have signed this U, or a signature is not that of its name.
         """
         self._next(5)
-        if not signatures.keys() <= self._arrived or len(signatures) < threshold(len(self._listed)):
+        if not signatures.keys() <= self._arrived or len(signatures) < self._least:
             raise MessageError("too few members have signed the set of this sum")
         if wrong := [name for name, sent in signatures.items() if not self._verify(name, self._agreed, sent)]:
             raise MessageError(
@@ -225,6 +235,7 @@ def unmasked(
     opened: Mapping[str, Mapping[str, bytes]],
     sum_name: bytes,
     asked: bytes,
+    colluders: int = 0,
 ) -> np.ndarray:
     """The sum (d,) uint64 of the vectors of all parties whose masked vector arrived.
 
@@ -235,11 +246,12 @@ def unmasked(
         opened: what each party opened.
         sum_name: of the sum.
         asked: the `question` that the vectors answer.
+        colluders: see `threshold`.
 
     Raises:
         MessageError: too few parties opened their shares, or a share is wrong.
     """
-    t, places = threshold(len(listed)), _places(listed)
+    t, places = threshold(len(listed), colluders), _places(listed)
     helpers = sorted(opened, key=places.__getitem__)[:t]
     if len(helpers) < t:
         raise MessageError(f"{len(helpers)} of {len(listed)} parties stayed to the end; a sum needs {t}")

@@ -6,6 +6,7 @@ See `fedloom.protect.masks` for the protocol. A node that is lost at a step is l
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from fedloom.core.engine import Failure
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Shape, Template, check_like
 from fedloom.protect.masks import Keys, unmasked
+from fedloom.remote import rpc_errors
 from fedloom.remote.node_session import NodeSession, TaskResults
 from fedloom.remote.rpc_errors import CallRefused
 
@@ -32,6 +34,8 @@ async def secure_sum(
     weight: str | None,
     d: int,
     asked: Callable[[Sequence[str]], bytes],
+    call: tuple[int, str],
+    colluders: int = 0,
 ) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
     """Take all steps of a sum.
 
@@ -42,6 +46,8 @@ async def secure_sum(
         weight: the name of the weight in a reply.
         d: the number of integers of a reply.
         asked: the `question` of the sum, from the names in its list.
+        call: the round and the method.
+        colluders: see `threshold`.
 
     Returns:
         The sum (d,) uint64, or None if too few nodes stayed; each node's notes; and the nodes whose reply is not part
@@ -65,17 +71,21 @@ async def secure_sum(
                 found[one] = answer
         return found
 
-    async def keys(session: NodeSession) -> list[bytes]:
-        _, parts = await session.sum_step(name, "keys")
+    async def keys(session: NodeSession) -> tuple[list[str], list[bytes]]:
+        unwanted, parts = await session.sum_step(name, "keys", call, [*by_name])
         if len(parts) != 4:
             raise MessageError("keys have four parts")
-        return parts
+        return unwanted, parts
 
-    shown = await each([*by_name], keys)
+    answered = await each([*by_name], keys)
+    refusals = Counter(one for unwanted, _ in answered.values() for one in {*unwanted})
+    shown = {one: parts for one, (_, parts) in answered.items() if 2 * refusals[one] <= len(answered)}
+    for one in answered.keys() - shown.keys():  # a lost node stays out for a while; a few liars keep nobody out
+        lost[one] = Failure(rpc_errors.REFUSED, f"{one}: most other nodes do not add with it in this round")
     listed = [part for parts in shown.values() for part in parts]
 
     async def shares(session: NodeSession) -> dict[str, bytes]:
-        names, boxes = await session.sum_step(name, "shares", [*shown], listed)
+        names, boxes = await session.sum_step(name, "shares", call, [*shown], listed)
         if {*names} != shown.keys() - {session.name} or len(names) != len(boxes):
             raise MessageError("a node must seal one share for each other node")
         return dict(zip(names, boxes, strict=True))
@@ -84,7 +94,7 @@ async def secure_sum(
 
     async def masked(session: NodeSession) -> TaskResults:
         others = [other for other in sealed if other != session.name]
-        await session.sum_step(name, "deliver", others, [sealed[other][session.name] for other in others])
+        await session.sum_step(name, "deliver", call, others, [sealed[other][session.name] for other in others])
         return await run_masked(session, {"sum": name, "weight": weight or ""})
 
     results = await each([*sealed], masked)
@@ -101,13 +111,13 @@ async def secure_sum(
     arrived = sorted(vectors)
 
     async def agree(session: NodeSession) -> bytes:
-        _, parts = await session.sum_step(name, "agree", arrived)
+        _, parts = await session.sum_step(name, "agree", call, arrived)
         if len(parts) != 1:
             raise MessageError("a node must send one signature")
         return parts[0]
 
     async def opened(session: NodeSession) -> dict[str, bytes]:
-        names, parts = await session.sum_step(name, "open", [*signatures], [*signatures.values()])
+        names, parts = await session.sum_step(name, "open", call, [*signatures], [*signatures.values()])
         if len(names) != len(parts):
             raise MessageError("a node must open one share for each name")
         return dict(zip(names, parts, strict=True))
@@ -118,8 +128,9 @@ async def secure_sum(
     keys_by_name = {one: Keys(*parts[:3]) for one, parts in shown.items()}
     try:
         total = await asyncio.to_thread(
-            unmasked, keys_by_name, [*sealed], vectors, shares_opened, f"{context}/{name}".encode(), asked([*shown])
-        )
+            unmasked, keys_by_name, [*sealed], vectors, shares_opened, f"{context}/{name}".encode(), asked([*shown]),
+            colluders,
+        )  # fmt: skip
     except MessageError as error:
         _log.warning("no secure sum: %s", error)
         total = None

@@ -55,7 +55,7 @@ def lead(run: Run, length: str) -> str:
     alone = "" if s.messages else ", without any message between them"
     return (
         f"{fmt.capital(fmt.times(s.clients, 'party', 'parties'))} with different columns of the same rows, one of "
-        f"which holds the labels, reached an accuracy of {fmt.percent(s.accuracy.mean)} on "
+        f"which holds the labels, reached an accuracy of {fmt.percent(s.overall.mean)} on "
         f"{fmt.whole(run.partition.test)} test rows of {s.dataset} with "
         f"{fmt.times(len(run.partition.classes), 'class', 'classes')} "
         f"({', '.join(more)}) after {length}{alone}"
@@ -70,7 +70,7 @@ def _inside(name: Metric) -> str:
 def tiles(run: Run) -> Iterable[Tile]:
     """The scores, each with its value at chance."""
     s, number = run.summary, len(run.partition.classes)
-    error = 100 * math.sqrt(s.accuracy.mean * (1 - s.accuracy.mean) / max(1, run.partition.test))
+    error = 100 * math.sqrt(s.overall.mean * (1 - s.overall.mean) / max(1, run.partition.test))
     frequent = np.array(run.partition.parties.test_counts if run.partition.parties else (1,), dtype=float)
     shares = frequent[frequent > 0] / frequent.sum()
     notes = {
@@ -195,7 +195,7 @@ def alone(run: Run) -> PageSection | None:
     for eval_mode, found in run.summary.alone.items():
         prefix = "" if eval_mode == "alone" else f"{fmt.capital(eval_mode)}: "
         chance = [] if run.summary.chance is None else [Level("chance", run.summary.chance)]
-        levels = [Level("joint, at the end", run.summary.accuracy.mean, TOGETHER), *chance]
+        levels = [Level("joint, at the end", run.summary.overall.mean, TOGETHER), *chance]
         figures.append(_by_party(run, replace(GLOBAL, mode=eval_mode), f"{prefix}On the test rows", levels))
         if found.own is not None:
             title = f"{prefix}On its own unaligned rows: pseudo-label accuracy"

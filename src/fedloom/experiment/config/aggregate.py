@@ -37,6 +37,9 @@ class AggregateConfig(Section):
     secure: bool = False
     """Whether the server gets the mean and the sum of the weights by secure sums of at least 3 participants, and no
     single message. A mean can still hold rows."""
+    colluders: int = Field(0, ge=0)
+    """Number of clients that may help the server in a secure sum: more than half of the clients besides these must stay
+    to the end."""
     noise: NoiseConfig | None = None
     """Noise on the mean; None for no noise."""
 
@@ -56,6 +59,8 @@ class AggregateConfig(Section):
                 f"how far one client moves the result of rule = {self.rule!r} has no bound from which noise could hide "
                 "it: set one of the two"
             )
+        if self.colluders and not self.secure:
+            raise ValueError("colluders is for secure sums: set secure = true, or leave it out")
         if self.rule == "mean" and self.f != 1:
             raise ValueError('f is for a robust rule: set rule, such as "median", or leave f out')
         return self
@@ -65,7 +70,7 @@ class AggregateConfig(Section):
         if self.noise is not None:
             return Private(self.noise.sigma, self.noise.clip, draws)
         if self.secure:
-            return Secure()
+            return Secure(self.colluders)
         return MEAN if self.rule == "mean" else Robust(self.rule, self.f)
 
 

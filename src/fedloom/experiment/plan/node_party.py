@@ -55,6 +55,7 @@ def build_party(
     device: str = "cpu",
     secret: int | None = None,
     privacy_budget: Callable[[float, int, float], None] | None = None,
+    min_class_rows: int = 1,
 ) -> NodeParty:
     """Build one party of a run, without a server or other parties.
 
@@ -63,7 +64,7 @@ def build_party(
         number: of the party.
         files: the party's data on this machine; None for the run's own names.
         device: a torch device.
-        secret, privacy_budget: see `ClientContext`.
+        secret, privacy_budget, min_class_rows: see `ClientContext`.
 
     Raises:
         ConfigError, DataError, ModelError: the party does not exist, or cannot be built here.
@@ -79,7 +80,8 @@ def build_party(
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
         encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
         plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
-    plan.contexts[number] = replace(plan.contexts[number], privacy_budget=privacy_budget)
+    context = plan.contexts[number]
+    plan.contexts[number] = replace(context, privacy_budget=privacy_budget, min_class_rows=min_class_rows)
     party = plan.clients[number]()
     notes = plan.data.dataset.notes if run.data.own and isinstance(plan.data.dataset, Dataset) else ()
     return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.context), notes)

@@ -18,13 +18,13 @@ from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Shape, Template, Tree, floats
 from fedloom.core.scores import SCORED, auc, scored
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, Metric
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, OWN_RMSE, RMSE, Metric
 
 CHANCE = "chance"
 """Metric of the chance level, where only the clients know it."""
 RESERVED = (
-    *(str(GLOBAL), str(OWN), "loss mean", CHANCE, "agreement", "recall", ATTACK, "bytes"),
-    *("balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
+    *(str(GLOBAL), str(OWN), str(RMSE), str(OWN_RMSE), "mae", "r2", "loss mean", CHANCE, "agreement", "recall"),
+    *(ATTACK, "bytes", "balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
 )
 """Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
 MAX_PROBABILITIES = 20_000_000

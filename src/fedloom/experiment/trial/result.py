@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.trial.decide import Decision
-from fedloom.models.black_boxes import BLACK_BOXES
+from fedloom.experiment.trial.partners import Partners
+from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier"]
 METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier")
@@ -67,6 +69,8 @@ class TrialConfig:
         ):
             if not valid:
                 raise ConfigError(text)
+        for name in self.alone or ():
+            check_installed(name)
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class OwnerCard:
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth), P(|gain| < worth), given the rows of all owners.
         leaning: for an undecided owner, the decision that is probable; "" if none is.
         more_rows: for an undecided owner, rows in all that would probably decide; None if no realistic number would.
+        own_weight: the weight of the owner's own model in the recipe, if owners have weights of their own; else None.
+        partners: the partners by models that were trained alone; None if there are too many owners.
         sent, received: bytes of tensor data in a run of the method.
     """
 
@@ -102,6 +108,8 @@ class OwnerCard:
     p_same: float | None
     leaning: str
     more_rows: int | None
+    own_weight: float | None
+    partners: Partners | None
     sent: int
     received: int
 
@@ -164,6 +172,30 @@ class TrialResult:
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {sentence(card, self.metric)}" for name, card in self.owners.items())
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row for each owner: decision, method, rows, gain with its interval, and scores."""
+        import pandas
+
+        return pandas.DataFrame([{"owner": name, **asdict(card)} for name, card in self.owners.items()])
+
+    def to_latex(self) -> str:
+        """The decisions as a LaTeX table (package booktabs)."""
+        rows = [[name, HEADS[c.decision], c.rows, c.gain, c.low, c.high] for name, c in self.owners.items()]
+        return latex_table(["Owner", "Decision", "Rows", f"Gain ({score_name(self.metric)})", "Low", "High"], rows)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                name,
+                HEADS[c.decision],
+                f"{c.rows:,}",
+                *("–" if v is None else signed(v) for v in (c.gain, c.low, c.high)),
+            ]
+            for name, c in self.owners.items()
+        ]
+        columns = ["owner", "decision", "rows", f"gain ({score_name(self.metric)})", "low", "high"]
+        return html_card(repr(self).splitlines()[0], [], columns, rows)
 
     @property
     def split(self) -> str:

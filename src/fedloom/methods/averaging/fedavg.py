@@ -20,7 +20,7 @@ from typing import final
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedloom.core.page import Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
+from fedloom.core.page import EVERY_TASK, Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
 
@@ -124,6 +124,7 @@ FEDAVG = Method(
     client=FedAvgClient,
     server=FedAvgServer,
     fixed={"finetune_epochs": 0},
+    tasks=EVERY_TASK,
     needs=("one network",),
     linear=True,
 )
@@ -144,6 +145,8 @@ METHODS = (
         title="FedAvg from the server's pretrained model, which it broadcasts",
         paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
+        tasks=("classes",),
+        only_classes="its server's model is pretrained on classes",
         needs=("one network", "pretrained server model"),
     ),
 )

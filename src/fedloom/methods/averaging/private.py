@@ -123,14 +123,20 @@ def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
 
 def dp_step(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], size: int) -> None:
     """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
-    dp, like = party.cfg.dp, [party.params[k] for k in names]
+    like = [party.params[k] for k in names]
     which = rng.included(len(party.data), size / len(party.data))
-    nothing = torch.zeros(sum(w.numel() for w in like), dtype=torch.float64, device=party.context.device)
-    total = or_nothing(party, lambda: clipped_sum(party, names, which), nothing)
-    flat = rng.blur(total, dp.sigma * dp.clip, dp.clip).div(size).to(like[0].dtype)
+    flat = noisy_sum(party, rng, names, which).div(size).to(like[0].dtype)
     parts = flat.split([w.numel() for w in like])  # type: ignore[no-untyped-call]
     gradient = {k: part.view(w.shape) for k, part, w in zip(names, parts, like, strict=True)}
     party.minimize(lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(), only=names)
+
+
+def noisy_sum(party: Party[PrivateTraining], rng: Draws, names: Sequence[str], which: Tensor) -> Tensor:
+    """The clipped sum (d,) float64 of these own rows with noise; noise alone if it cannot be computed."""
+    dp = party.cfg.dp
+    nothing = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
+    total = or_nothing(party, lambda: clipped_sum(party, names, which), nothing)
+    return rng.blur(total, dp.sigma * dp.clip, dp.clip)
 
 
 def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tensor) -> Tensor:
@@ -138,7 +144,7 @@ def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tens
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
     for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
         x, y = party.data.x(some), party.data.y(some)
-        rows = party.row_gradients(partial(steps.cross_entropy, party), x, y, of=names)
+        rows = party.row_gradients(partial(steps.label_loss, party), x, y, of=names)
         each = torch.cat([rows[k].flatten(1) for k in names], 1).double()
         total += clipped_rows(each, party.cfg.dp.clip).sum(0)
     return total

@@ -21,6 +21,7 @@ Differs:
     The mean over others is over those that have the class, not over all. A class that no other client has in a round
         has no target in the next, as in the first round: there the loss is CE alone. A client that is not sampled in a
         round keeps its targets.
+    A node sends a class of few own rows as absent (`min_class_rows` of its `node.toml`).
     The paper itself was not available: its description here is from memory and from secondary sources. γ = 0.15 is our
         choice, without a source.
     FedAL's paper, which compares with FD, does not give its τ: 1 is our choice.
@@ -83,7 +84,8 @@ class FDClient(Party[FDConfig]):
             self.descend(x, self.gradient_by_row(f, y) / len(x))
         y = batches.y.flatten()
         means, counts = class_means(torch.cat(answers), y, self.context.classes)
-        return {"means": means, "present": counts > 0}
+        present = (counts > 0) & self.context.shown_classes
+        return {"means": means * present[:, None], "present": present}
 
     def gradient_by_row(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient (B, K) per row of V in the logits f (B, K), y (B,)."""
@@ -142,6 +144,7 @@ METHODS = (
         title="Distillation without public data, towards the others' mean logits of each class",
         paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated Distillation and "
         "Augmentation under Non-IID Private Data, 2018",
+        only_classes="it exchanges the mean logits of each class",
         family="distillation",
         config=FDConfig,
         round=round,

@@ -173,8 +173,9 @@ class FedPCLClient(Party[FedPCLConfig]):
             for which in epoch_plan(self.stream("batches", n), len(y), 1, cfg.batch_size).to(y.device):
                 share = torch.full(which.shape, 1 / len(which), device=y.device)
                 self.minimize(self._loss, self.features[which], y[which], share, received)
-        means, counts = class_means(project(self.params, self.features), y, self.context.classes)
-        return {"prototypes": means, "known": counts > 0}
+        means, _ = class_means(project(self.params, self.features), y, self.context.classes)
+        known = self.context.shown_classes
+        return {"prototypes": means * known[:, None], "known": known}
 
     def _loss(self, e: Tensor, y: Tensor, weight: Tensor, received: Mapping[str, Tensor]) -> Tensor:
         """L_g + L_p () on features e (n, d') of classes y (n,), whose rows count by `weight` (n,)."""
@@ -270,6 +271,7 @@ METHODS = (
         name="fedpcl",
         title="Projectors trained on prototypes, behind the server's pretrained encoder, which is sent to every client",
         paper="Y. Tan et al.: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach, 2022",
+        only_classes="it compares prototypes of classes",
         family="meta",
         config=FedPCLConfig,
         round=round,

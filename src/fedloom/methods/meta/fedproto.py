@@ -24,6 +24,8 @@ Differs:
     `predict = "prototype"` takes the nearest of all global prototypes, in L2. The code looks only at those of the
         client's own classes, and reports the classifier's answers too.
     A client that sends nothing in a round does not count in it; a class that no client sends keeps its prototype.
+    A node sends a class of few own rows as absent (`min_class_rows` of its `node.toml`). With secure sums a class
+        counts if two clients have it, which a first sum tells: that of one would be its prototype.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +40,9 @@ from fedloom.core.page import SGD, Aggregator, Federation, Method, ModelError, P
 from fedloom.methods import features, steps
 from fedloom.methods.features import Features, class_means, linear, mask_unknown
 from fedloom.methods.meta.steps import MetaConfig
+
+LEAST_CLIENTS = 2
+"""The fewest clients with a class whose prototypes a secure sum may hold."""
 
 
 class FedProtoConfig(MetaConfig):
@@ -81,23 +86,31 @@ class FedProtoClient(Party[FedProtoConfig]):
 
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
-    CALLS = ("update",)
-    MEANS = ("update",)
+    CALLS = ("claim", "update")
+    MEANS = ("claim", "update")
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""
         network = PrototypedNetwork(self.context.build(), self.context.classes)
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
-    def update(self, *, t: int, received: dict[str, Tensor]) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute own ones."""
+    def claim(self) -> dict[str, Tensor]:
+        """Which classes this client has, as 0 or 1 (K,), for a secure sum."""
+        return {"clients": self.context.shown_classes.long()}
+
+    def update(self, *, t: int, received: dict[str, Tensor], counted: Tensor | None = None) -> dict[str, Tree]:
+        """LocalUpdate: train near the global prototypes `received`, if there are any, and compute own ones, of the
+        classes `counted` (K,) alone if these are given."""
         cfg = self.cfg
         self._receive(received)
         steps.reset_optimizer(self)
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
             self.train(self._batch_loss, self.epochs(n, size=cfg.batch_size))
         prototypes, counts = self._own_prototypes()
-        return {"prototypes": prototypes, "counts": counts}
+        sent = self.context.shown_classes
+        if counted is not None:
+            sent = sent & counted
+        return {"prototypes": prototypes * sent[:, None], "counts": counts * sent}
 
     def _receive(self, prototypes: Mapping[str, Any]) -> None:
         """Store the global prototypes, if there are any."""
@@ -185,7 +198,13 @@ def round(
     classes = server.context.classes
     width = Features(server.context.build()).width
     template = {"prototypes": floats(classes, width), "counts": Shape("int64", classes)}
-    shared = {"t": t, "received": server.prototypes}
+    shared: dict[str, Any] = {"t": t, "received": server.prototypes}
+    if fed.aggregator.secure:
+        claims = fed.total(chosen, "claim", expect={"clients": Shape("int64", classes)})
+        if claims is None:
+            yield "round"
+            return
+        shared["counted"] = claims.value["clients"] >= LEAST_CLIENTS
     found = fed.mean(chosen, "update", shared=shared, expect=template, weight="counts")
     if found is not None:
         server.keep(found.value["prototypes"], found.weight)
@@ -197,6 +216,7 @@ METHODS = (
         name="fedproto",
         title="Clients with networks of their own agree on class prototypes",
         paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+        only_classes="it compares prototypes of classes",
         family="meta",
         config=FedProtoConfig,
         round=round,

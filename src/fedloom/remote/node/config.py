@@ -3,7 +3,8 @@
 The node's owner decides on all of it. A run that violates the policy is refused before any work, with the reason.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +17,8 @@ from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
 from fedloom.data.grammar import MISSING_WORDS, Decimal
 from fedloom.data.options import DataOptions, Missing, OwnFile
-from fedloom.data.roles import allowed, own_rows
-from fedloom.data.schema import read_columns
+from fedloom.data.roles import allowed
+from fedloom.data.schema import check_own
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import PLANNERS
 from fedloom.experiment.plan.settings.rows import unbounded
@@ -25,7 +26,10 @@ from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint, local
 from fedloom.remote.node.method_policy import MethodPolicy
+from fedloom.remote.node.outgoing import Outgoing
 from fedloom.remote.rpc_errors import refused
+
+_log = logging.getLogger("fedloom.node")
 
 
 class NodeData(FileSection):
@@ -50,6 +54,13 @@ class NodeData(FileSection):
     """Columns that no run may use, of those in `keep` (rows)."""
     label: str | None = None
     """The column that runs may use as label (rows)."""
+    classes: tuple[str, ...] = ()
+    """The words of `label`: a run has these classes, and rows with another word are left out (rows)."""
+    label_scale: tuple[float, float] | None = None
+    """Mean and s.d. of a `label` that is a number, which a run must have agreed on; in place of `classes` (rows)."""
+    categories: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The words of each column that is a category, "?" for a missing one: a run has these, and another word in the file
+    counts as none of them (rows). Other columns in `keep` are numbers."""
     group: str | None = None
     """The column of the rows' owners (rows)."""
     owner: str | None = None
@@ -74,6 +85,8 @@ class NodeData(FileSection):
     people: str | None = None
     """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
     name of this section."""
+    min_class_rows: int = Field(10, ge=1)
+    """The fewest rows of a class whose mean (prototype, logits) is sent: a smaller class is sent as absent (rows)."""
     exact_distances: bool = False
     """Whether trust distances may be sent in float32, which reveals most about the own rows (rows)."""
     max_answers: int | None = Field(None, ge=0)
@@ -112,7 +125,8 @@ class NodeData(FileSection):
             raise ValueError("id needs rows; remove it, as a dataset needs no alignment")
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
-        words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total")
+        words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total",
+                 "classes", "categories")  # fmt: skip
         if self.rows is None and (given := [name for name in words if getattr(self, name)]):
             raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
         if self.owner is not None and self.group is None:
@@ -127,7 +141,10 @@ class NodeData(FileSection):
             self.label, self.group, self.id, self.drop, self.keep, test=column, missing_words=self.missing_words,
             decimal=self.decimal,
         )  # fmt: skip
-        return OwnFile(options, self.owner, self.missing, share)
+        return OwnFile(options, self.owner, self.missing, share, self.classes, self.categories)
+
+
+Role = Literal["submit", "approve", "stop", "audit"]
 
 
 class NodeConfig(FileSection):
@@ -144,7 +161,7 @@ class NodeConfig(FileSection):
     key: RelativePath = Path("key.pem")
     """The key of its certificate."""
     revoked: RelativePath | None = None
-    """PEM list of revoked certificates (CRL), read again when it changes."""
+    """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
     noticed. None for none."""
@@ -153,6 +170,14 @@ class NodeConfig(FileSection):
     of names, without addresses, is for a transport of another kind, such as Flower's."""
     peers: tuple[str, ...] = ()
     """Names of the peers that may fetch messages left for them here, and from which this node fetches."""
+    approve: Literal["ask", "auto", "off"] = "ask"
+    """Whether a run on own rows waits until it is approved here (fedloom node --approve): "ask" for each run, "auto"
+    not for one whose summary equals that of an approved one, "off" for none."""
+    roles: Mapping[str, tuple[Role, ...]] = Field(default_factory=dict)
+    """Who may do what here, by the name in a certificate, which must have the role, too: submit runs, approve or stop
+    one, audit. Empty: each of `callers` may submit, and users of this machine may do the rest."""
+    outgoing: Outgoing = Outgoing()
+    """Limits of what may leave this node in replies, whatever a method sends."""
     methods: Mapping[str, MethodPolicy] = Field(min_length=1)
     """Allowed methods: names, or tables with more conditions."""
     pages: tuple[RelativePath, ...] = ()
@@ -170,6 +195,11 @@ class NodeConfig(FileSection):
     chooses the split, and the loss of a single row would reveal it."""
     min_sum: int = Field(5, ge=3)
     """Smallest number of nodes of a secure sum: the fewer there are, the more a sum tells about each."""
+    colluders: int = Field(0, ge=0)
+    """Number of nodes of a secure sum that may help the coordinator; a run's `aggregate.colluders` must be as large."""
+    quarantine: int = Field(5, ge=0)
+    """With rows or columns of its own: rounds for which a node that was lost in a secure sum stays out of the run's
+    sums; 0 for none, so that each round may have other nodes."""
     secret_noise: bool = True
     """Whether noise for privacy is drawn from a secret of this node. Otherwise the coordinator, which knows the seed,
     could subtract the noise. Set it to false only to reproduce a run on one machine."""
@@ -192,6 +222,8 @@ class NodeConfig(FileSection):
     changes nothing. None for no limit."""
     keep_runs: int = Field(10, ge=1)
     """Number of runs whose state is kept."""
+    keep_days: int | None = Field(None, ge=1)
+    """Days after its last call for which a run's state and model are kept; None for no limit."""
     insecure: bool = False
     """No certificates; names are not verified. For loopback addresses only."""
 
@@ -218,6 +250,14 @@ class NodeConfig(FileSection):
                 raise ValueError(f"callers.{name}: {error}") from None
             if self.insecure and not local(address):
                 raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
+        if self.roles and self.insecure:
+            raise ValueError("roles: the insecure mode has no certificates, so nobody has a role: leave roles out")
+        dials = any(self.callers.values()) and not self.insecure
+        if dials and self.revoked is None and any(data.rows is not None for data in self.data.values()):
+            raise ValueError(
+                "revoked: a node with own rows needs the list of revoked certificates: copy revoked.pem of the CA "
+                "here, which fedloom certs --list renews"
+            )
         return self
 
     def cohort(self, data: NodeData) -> str:
@@ -254,9 +294,15 @@ def _problems(config: NodeConfig) -> Iterator[str]:
         for key, path in (("rows", data.rows), ("public", data.public)):
             if path is not None and not path.exists():
                 yield f"[data.{name}] {key}: {path} does not exist"
+        if data.label is not None and bool(data.classes) == (data.label_scale is not None):
+            yield (
+                f'[data.{name}] label needs classes, all that runs may have, such as classes = ["no", "yes"], or of a '
+                "number label_scale = [mean, s.d.]"
+            )
         if data.rows is not None and data.rows.suffix == ".csv" and data.rows.exists() and data.own.options.given():
             try:
-                own_rows(read_columns(data.rows, name, data.own.options.grammar)[0], data.own, name)
+                for note in check_own(data.rows, name, data.own):
+                    _log.warning("[data.%s] %s", name, note)
             except DataError as error:
                 yield f"[data.{name}] {error}"
 
@@ -290,10 +336,15 @@ def _violations(
     if isinstance(batch, int) and batch < config.min_batch_size:
         yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
     yield from policy.violations(method.name, cfg, secure=run.aggregate.secure)
+    if run.aggregate.secure and run.aggregate.colluders < config.colluders:
+        yield f"aggregate.colluders is {run.aggregate.colluders}; this node requires at least {config.colluders}"
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
     data, form = config.data[run.data.name], run.data.row_schema
+    few = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
+    if few and config.quarantine and data.rows is not None:
+        yield "with secure sums all nodes take part in each round: set params.clients_per_round to none"
     if data.rows is not None and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:
@@ -311,11 +362,23 @@ def _violations(
             yield words
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
+        for column in form.columns:
+            own_words = data.categories.get(column.name, ())
+            if {*column.categories} != {*own_words}:
+                yield f"categories of {column.name!a} must be those of this node: {_listed(own_words)}"
+    if form is not None and data.rows is not None and form.label_scale != data.label_scale:
+        yield f"label_scale of {run.data.name} must be that of this node, {data.label_scale or 'none'}"
+    if form is not None and data.rows is not None and {*form.classes} != {*data.classes}:
+        yield f"classes of {run.data.name} must be those of this node: {_listed(data.classes)}"
     own = run.data.own or run.columns.private
     if own != (config.data[run.data.name].rows is not None):
         kind = "a public set" if own else "this node's own rows"
         section, hint = PLANNERS[method.setting].own_data
         yield f"{run.data.name!r} is {kind} here: {f'leave {section} out' if own else hint}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(map(ascii, words)) or "none"
 
 
 def check_row_count(config: NodeConfig, trained: int, tested: int) -> None:

@@ -1,7 +1,6 @@
 """A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the protocol."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,40 +11,55 @@ from fedloom.core import fixed_point, message
 from fedloom.core.engine import Failure, reply_problem
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
-from fedloom.core.paths import write_atomically
 from fedloom.core.templates import unspell
 from fedloom.protect.masks import Keys, SumMember, question
 from fedloom.remote import payload
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.lines import Lines
 from fedloom.remote.rpc_errors import refused
 
-FILE: Final = "sums.json"
+FILE: Final = "sums.jsonl"
+"""A node's record."""
+SETS: Final = "sets.jsonl"
+"""A run's record."""
 MOST_SUMS: Final = 4
 """Sums of one run that a node remembers; a coordinator takes one after the other."""
-REQUEST: Final = {"run": str, "start": int, "sum": str, "step": str, "names": object}
+REQUEST: Final = {
+    "run": str, "start": int, "sum": str, "step": str, "names": object, "round": int, "method": str,
+}  # fmt: skip
 MASK: Final = {"sum": str, "weight": str}
 """The fields of a call whose reply is masked: the sum, and the name of the weight, or ""."""
 
 
 @dataclass
 class _Sum:
-    """A sum under way: certificates and sealed shares by their owners' names."""
+    """A sum under way.
+
+    Attributes:
+        certificates, sealed: certificates and sealed shares by their owners' names.
+        round, method: of the call that it is for.
+        arguments: their hash, once they were answered.
+    """
 
     member: SumMember
+    round: int
+    method: str
     certificates: dict[str, bytes]
     sealed: dict[str, bytes] = field(default_factory=dict)
+    arguments: str = ""
 
 
 class SumRecord:
     """The arguments that a node has answered in secure sums, over all runs, with the nodes of each sum: the difference
-    of two sums for equal arguments would be the answer of those in one of them."""
+    of two sums for equal arguments would be the answer of those in one of them. A line for each, in one file."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._lines = Lines(folder / FILE)
+        self._seen: dict[tuple[str, str], str] | None = None
 
-    def keep(self, arguments: str, names: Sequence[str]) -> None:
-        """Record a sum, on disk before its vector is sent.
+    def keep(self, arguments: str, names: Collection[str]) -> None:
+        """Record the list of a sum, on disk before the vector is sent.
 
         Args:
             arguments: hash of the method and its arguments.
@@ -55,10 +69,69 @@ class SumRecord:
             CallRefused: the arguments were answered in a sum of other nodes.
             OSError, ValueError: the record cannot be read or written; nothing may be sent.
         """
-        seen = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        if seen.setdefault(arguments, [*names]) != [*names]:
+        self._once("list", arguments, names)
+
+    def agree(self, arguments: str, arrived: Collection[str]) -> None:
+        """Record whose vectors are in a sum, on disk before the set is signed. Raises as `keep`."""
+        self._once("set", arguments, arrived)
+
+    def _once(self, what: str, arguments: str, names: Collection[str]) -> None:
+        if self._seen is None:
+            self._seen = {(kind, key): of for kind, key, of in self._lines.read()}
+        of = message.digest({"names": sorted(names)})[:32]
+        if self._seen.get((what, arguments), of) != of:
             raise refused("this node has answered the same arguments in a sum of other nodes")
-        write_atomically(self._path, json.dumps(seen, indent=1).encode())
+        if (what, arguments) not in self._seen:
+            self._lines.append([what, arguments, of])
+            self._seen[what, arguments] = of
+
+
+class Participants:
+    """The nodes of a run's sums, by method: those of the first one. One that was lost returns after `quarantine`
+    rounds, so that only few differences of two sums are those of one node.
+
+    Args:
+        folder: of the run.
+        quarantine: rounds; 0 for none.
+    """
+
+    def __init__(self, folder: Path, quarantine: int) -> None:
+        self._lines, self._quarantine = Lines(folder / SETS), quarantine
+        self._first: dict[str, list[str]] = {}
+        self._lost: dict[tuple[str, str], int] = {}  # (method, name) -> the round in which it was lost
+        for line in self._lines.read():
+            self._add(*line)
+
+    def unwanted(self, method: str, round: int, names: Collection[str]) -> list[str]:
+        """Those of the names that this node does not add with in this round."""
+        first = self._first.get(method, names)
+        return [name for name in names if self._quarantine and (name not in first or self._away(method, round, name))]
+
+    def take(self, method: str, round: int, names: Collection[str]) -> None:
+        """Record the nodes of a sum's list, or those whose vectors arrived.
+
+        Raises:
+            CallRefused: this node does not add with one of them in this round.
+            OSError: the record cannot be written.
+        """
+        if unwanted := self.unwanted(method, round, names):
+            raise refused(
+                f"{unwanted[0]!a} is not in this run's first sum, or was lost in the last {self._quarantine} rounds"
+            )
+        first = self._first.get(method, [*names])
+        lost = [name for name in first if name not in names and not self._away(method, round, name)]
+        if self._quarantine and (method not in self._first or lost):
+            self._lines.append([method, round, first, lost])
+            self._add(method, round, first, lost)
+
+    def _add(self, method: str, round: int, first: list[str], lost: list[str]) -> None:
+        self._first.setdefault(method, first)
+        for name in lost:
+            self._lost[method, name] = round
+
+    def _away(self, method: str, round: int, name: str) -> bool:
+        lost = self._lost.get((method, name))
+        return lost is not None and round <= lost + self._quarantine
 
 
 class SumKeeper:
@@ -71,6 +144,8 @@ class SumKeeper:
         members: the names of the run's other nodes.
         context: of the run and its start, part of every sum's name.
         record: of the sums that this node took part in.
+        participants: of the run's sums.
+        colluders: of the run: see `threshold`.
     """
 
     def __init__(
@@ -79,9 +154,12 @@ class SumKeeper:
         credentials: Credentials | None,
         members: Mapping[str, str],
         context: str,
-        record: "SumRecord",
+        record: SumRecord,
+        participants: Participants,
+        colluders: int = 0,
     ) -> None:
         self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
+        self._participants, self._colluders = participants, colluders
         self._least = config.min_sum
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
         self._sums: dict[str, _Sum] = {}
@@ -102,8 +180,10 @@ class SumKeeper:
         if step in ("shares", "agree") and len(names) < self._least:
             raise refused(f"this node adds with at least {self._least} nodes (min_sum), not {len(names)}")
         if step == "keys":
-            return self._begin(request["sum"])
+            return self._begin(request, self._participants.unwanted(request["method"], request["round"], names))
         now = self._sum(request["sum"])
+        if step in ("shares", "agree"):
+            self._participants.take(now.method, now.round, names)
         if len(parts) != (4 * len(names) if step == "shares" else 0 if step == "agree" else len(names)):
             raise MessageError("a step of a sum has another number of parts")
         if step == "shares":
@@ -115,6 +195,7 @@ class SumKeeper:
             now.sealed = dict(zip(names, parts, strict=True))
             return payload.pack({"names": []})
         if step == "agree":
+            self._record.agree(now.arguments, names)
             return payload.pack({"names": []}, now.member.agree(names))
         if step == "open":
             opened = now.member.open(dict(zip(names, parts, strict=True)))
@@ -135,6 +216,8 @@ class SumKeeper:
             CallRefused: these arguments were answered in a sum of other nodes.
         """
         now, weight = self._sum(request["mask"]["sum"]), request["mask"]["weight"] or None
+        if (request["round"], request["method"]) != (now.round, now.method):
+            raise refused("this sum began for another call")
         expect, names = unspell(request["expect"]), now.member.names
         if (failure := reply_problem(reply, expect)) is not None:
             return failure
@@ -144,10 +227,12 @@ class SumKeeper:
         except (MessageError, KeyError, TypeError) as error:
             return Failure("not a message", str(error))
         asked = question(request["round"], request["method"], weight or "", request["expect"], names, shared)
-        self._record.keep(message.digest({"method": request["method"], "shared": shared}), names)
+        now.arguments = message.digest({"method": request["method"], "shared": shared})
+        self._record.keep(now.arguments, names)
         return torch.from_numpy(now.member.mask(x, asked, now.sealed).view("int64"))
 
-    def _begin(self, name: str) -> bytes:
+    def _begin(self, request: Mapping[str, Any], unwanted: Sequence[str]) -> bytes:
+        name = request["sum"]
         if name in self._sums:
             raise MessageError("a sum begins once")
         while len(self._sums) >= MOST_SUMS:
@@ -159,10 +244,10 @@ class SumKeeper:
                 return other in self._allowed
             return self._credentials.signed(other, certificates.get(other, b""), text, signature)
 
-        member = SumMember(self._own, f"{self._context}/{name}".encode(), self._sign, verify)
-        self._sums[name] = _Sum(member, certificates)
+        member = SumMember(self._own, f"{self._context}/{name}".encode(), self._sign, verify, self._colluders)
+        self._sums[name] = _Sum(member, request["round"], request["method"], certificates)
         keys, shown = member.keys(), b"" if self._credentials is None else self._credentials.shown
-        return payload.pack({"names": []}, keys.mask, keys.seal, keys.signature, shown)
+        return payload.pack({"names": [*unwanted]}, keys.mask, keys.seal, keys.signature, shown)
 
     def _sum(self, name: str) -> _Sum:
         if name not in self._sums:

@@ -4,11 +4,11 @@ The record is a file of lines, which survives a restart of the node and a return
 repeated then has the arguments that it had, so that going back asks nothing new.
 """
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
+from fedloom.remote.node.lines import Lines
 from fedloom.remote.rpc_errors import refused
 
 FILE: Final = "calls.jsonl"
@@ -22,12 +22,12 @@ class CallRecord:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._lines = Lines(folder / FILE)
+        self._newest = -1  # of the rounds in _now
         self._now: dict[tuple[int, str, int], dict[int, str]] = defaultdict(dict)  # call number -> arguments
         self._ever: dict[tuple[int, str, int], list[str]] = defaultdict(list)
-        if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                self._add(json.loads(line))
+        for line in self._lines.read():
+            self._add(line)
 
     def take(self, call: int, round: int, method: str, asker: int, arguments: str, most: int, *, again: bool) -> None:
         """Record a call before it is answered.
@@ -49,7 +49,7 @@ class CallRecord:
         now, ever = self._now[key], self._ever[key]
         if now.get(call) == arguments or (again and arguments in now.values()):
             return
-        if self._now and round < max(known for known, *_ in self._now):
+        if round < self._newest:
             raise refused(f"round {round} is over at this node")
         if len(now) >= most:
             raise refused(f"a round calls {method} {most} times, and this node has answered it that often")
@@ -63,16 +63,17 @@ class CallRecord:
             self._write([round])
 
     def _write(self, line: list[int | str]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._lines.append(line)
         self._add(line)
 
     def _add(self, line: list[int | str]) -> None:
         if len(line) == 1:
             self._now = defaultdict(dict, {key: calls for key, calls in self._now.items() if key[0] < int(line[0])})
+            self._newest = max((known for known, *_ in self._now), default=-1)
             return
         call, round, method, asker, arguments = line
         key = int(round), str(method), int(asker)
         self._now[key][int(call)] = str(arguments)
+        self._newest = max(self._newest, key[0])
         if arguments not in self._ever[key]:
             self._ever[key].append(str(arguments))

@@ -75,6 +75,9 @@ class Vertical:
         """The plan of a run. Only the active party's rows have labels."""
         data, columns = _own_file(run, files, at or 0) if run.columns.private else _cut(run, method, cfg, files)
         architectures = run.models.assigned(EXTRACTORS[columns.kind], columns.parties, run.seed)
+        none = "no network" in method.needs
+        if none:  # the method has models of its own
+            architectures = (method.name,) * columns.parties
         server = ClientContext(
             id=0,
             seed=run.seed,
@@ -85,7 +88,7 @@ class Vertical:
         )
         contexts = [replace(server, id=m) for m in range(columns.parties)]
         for m, view in columns.views.items():
-            contexts[m] = _context(run, cfg, contexts[m], view, architectures[m])
+            contexts[m] = _context(run, cfg, contexts[m], view, None if none else architectures[m])
         if columns.labels is not None:
             first, device = columns.views[0], run.engine.device
             known = np.full(len(first.x), -1)  # an unaligned row has none
@@ -197,14 +200,18 @@ def _described(
     }
 
 
-def _context(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str) -> ClientContext:
-    """The client context of a party with these columns."""
+def _context(
+    run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str | None
+) -> ClientContext:
+    """The client context of a party with these columns, and a network of this architecture, if any."""
     device = run.engine.device
     own = {"own": _rows(view, view.unaligned, device)} if len(view.unaligned) and not run.columns.private else {}
     return replace(
         context,
         data=_rows(view, np.concatenate([view.aligned, view.unaligned]), device),
-        network=partial(
+        network=None
+        if architecture is None
+        else partial(
             models.build,
             architecture,
             view.input_shape,
