@@ -45,6 +45,7 @@ from fedloom.protect import kernel, noise
 from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.protect.aggregators import Private
 from fedloom.protect.noise import Draws
+from fedloom.protect.privacy import clipped_rows
 from fedloom.protect.skellam import skellam
 from fedloom.remote import payload
 from fedloom.remote.node import config as node_config
@@ -181,11 +182,17 @@ class Node:
         wards: Any = {"wards": {**data, "epsilon": math.inf, "test": "part"}}
         methods: Any = ["fedavg"]
         where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"], "approve": "off"}
-        self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))  # type: ignore[arg-type]
+        self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))
         self._loop, self._call = asyncio.new_event_loop(), 0
         form = FORM if scaled else {key: value for key, value in FORM.items() if key != "scale"}
         text = for_nodes(build(config(sigma, rounds, form), PrivateData())).model_dump_json()
-        head = {"protocol": payload.PROTOCOL, "version": __version__, "party": 0, "members": {}, "resume": False}
+        head: dict[str, Any] = {
+            "protocol": payload.PROTOCOL,
+            "version": __version__,
+            "party": 0,
+            "members": {},
+            "resume": False,
+        }
         self.ask("open", payload.pack({**head, "run": RUN, "start": 1, "config": text}))
 
     def ask(self, kind: str, body: bytes) -> bytes:
@@ -200,7 +207,14 @@ class Node:
     def update(self, weights: Mapping[str, Tensor]) -> tuple[str, np.ndarray | None]:
         """What leaves the node for a question: all but the numbers as text, and the numbers."""
         task = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
-        head = {"run": RUN, "start": 1, "call": self._call, "round": self._call, "method": "update", "tasks": [task]}
+        head: dict[str, Any] = {
+            "run": RUN,
+            "start": 1,
+            "call": self._call,
+            "round": self._call,
+            "method": "update",
+            "tasks": [task],
+        }
         head |= {"leave": False, "expect": spell(None), "kept": [], "floor": 0, "deadline": 60.0, "mask": None}
         self._call += 1
         try:
@@ -267,9 +281,9 @@ def _classifiers(seen: list[list[tuple[str, np.ndarray | None]]], half: int) -> 
     odds = {w: words[1][:half].count(w) - words[0][:half].count(w) for w in {*words[0], *words[1]}}
     yield tuple(np.array([float(odds[w]) for w in world]) for world in words)  # type: ignore[misc]
     if all(numbers is not None for world in seen for _, numbers in world):
-        vectors = [np.stack([numbers for _, numbers in world]) for world in seen]  # type: ignore[misc]
+        vectors = [np.stack([numbers for _, numbers in world]) for world in seen]
         along = vectors[1][:half].mean(0) - vectors[0][:half].mean(0)
-        yield tuple(world @ along for world in vectors)  # type: ignore[misc]
+        yield tuple(world @ along for world in vectors)
 
 
 def audit_node(runs: int, seed: int = 0, *, short: bool = False) -> Audit:
@@ -321,7 +335,7 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
                     party.compare(t=0, inbox={"1": {"phi": question}})
                     told.append(float(party.choose(here=here, open=False)[1]))
                 scores.append(np.array(told))
-        return separated(*scores)[1]
+        return separated(scores[0], scores[1])[1]
 
     return Audit("A1 choice of neighbours", 1.0, found(False), {"without D6": found(True)})
 
@@ -339,14 +353,14 @@ def audit_one_run(canaries: int, seed: int = 0, sigma: float = 2.0) -> Audit:
         rng = np.random.default_rng(seed)
         inside = rng.random(canaries) < 0.5
         with drawing(seed, part):
-            each = private.clipped_rows(100.0 * torch.eye(AT_ONCE, dtype=torch.float64), 1.0)
+            each = clipped_rows(100.0 * torch.eye(AT_ONCE, dtype=torch.float64), 1.0)
             total = torch.cat([each[torch.from_numpy(some)].sum(0) for some in np.split(inside, canaries // AT_ONCE)])
-            total = Draws(None).blur(total, sigma, 1.0).numpy()
-        order, bounds = np.argsort(-np.abs(total - 0.5)), []
+            blurred = Draws(None).blur(total, sigma, 1.0).numpy()
+        order, bounds = np.argsort(-np.abs(blurred - 0.5)), []
         for guesses in (canaries // 50, canaries // 20, canaries // 8):
             some = order[:guesses]
             bounds.append(
-                one_run_bound(int(((total[some] > 0.5) == inside[some]).sum()), guesses, canaries, 1 - 0.05 / 3)
+                one_run_bound(int(((blurred[some] > 0.5) == inside[some]).sum()), guesses, canaries, 1 - 0.05 / 3)
             )
         return max(bounds)
 
@@ -474,7 +488,7 @@ def main(scale: float = 1.0, seed: int = 0) -> int:
         lambda: audit_node(runs, seed),
         lambda: audit_choice(runs, seed),
         lambda: audit_one_run(16_000, seed),
-        *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),  # type: ignore[misc]
+        *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),
     ]
     print("| attack, claim | claimed ε | found ε | found where something is reverted | |\n|---|---|---|---|---|")
     for audit in audits:

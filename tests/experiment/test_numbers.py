@@ -104,7 +104,7 @@ def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> No
     found = load_model(folder).predict(rows)
     assert found.shape == (7, 2) and (found[:, 1] > 0).all()
     assert float(np.abs(found[:, 0] - rows["price"]).mean()) < trained.summary["chance"]
-    script = [sys.executable, folder / "predict.py", tmp_path / "rows.csv"]
+    script = [sys.executable, str(folder / "predict.py"), str(tmp_path / "rows.csv")]
     answer = subprocess.run(script, capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[0] == "price,s.d."
     said = [[float(word) for word in line.split(",")] for line in answer.stdout.splitlines()[1:]]

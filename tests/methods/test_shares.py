@@ -94,7 +94,7 @@ def test_epsilon_and_the_charge_are_those_of_all_steps() -> None:
     d = sum(w.numel() for w in party.params.values())
     spend = lambda *of: charged.append(of)
     object.__setattr__(party, "context", replace(party.context, privacy_budget=spend, secret=7))
-    party.update(t=0, weights=dict(t.server.weights))  # type: ignore[union-attr]
+    party.update(t=0, weights=dict(t.server.weights))
     ((sigma, count, rate, excess),) = charged
     assert (sigma, count, rate) == (3.0, 1, 1.0) and 0 < excess < 1e-3
     (guarantee,) = party.cfg.guarantees

@@ -53,7 +53,7 @@ def own(hosts: Hosts, tmp_path: Path) -> Hosts:
 
 @pytest.fixture
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
 
 
 def folder(ask: RunRequest) -> Path:
@@ -77,7 +77,7 @@ def test_a_run_on_own_rows_waits_until_it_is_approved(
     command.show(ask.config)
     assert RUN[:8] in (shown := capsys.readouterr().out) and "waits" in shown
     command.decide(ask.config, RUN[:8], "approve", None)
-    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    text = approval.waiting(folder(ask), RUN).text
     shown = capsys.readouterr().out
     assert text in shown and sha256(text) in shown and "Spent so far: wards: ε = 0.000 of 10" in shown
     assert payload.unpack(ask("open", opening(config())))[0]["resumed"] is False
@@ -104,7 +104,7 @@ def test_an_approval_holds_after_a_restart_and_for_this_summary_alone(own: Hosts
 def test_who_does_not_confirm_approves_nothing(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = own()
     ask.refused("open", opening(config()))
-    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     command.decide(ask.config, RUN, "approve", None)
     assert ask.refused("open", opening(config())).code == PENDING
     for beginning in ("012", "ffff", ""):
@@ -182,7 +182,7 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
     values = json.loads(config()) | {"params": dp, "aggregate": {"secure": True}}
     ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"])
     ask.refused("open", opening(json.dumps(values)))
-    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    text = approval.waiting(folder(ask), RUN).text
     assert "Only as part of a secure sum." in text and "Sums are of at least 5 of b, c, d, e, node." in text
     assert "Privacy: weights by this node's noise, δ = 1e-05" in text and "at most ε = 3 at δ = 1e-05" in text
     assert "Weakness W6" in text and "W1" not in text
@@ -193,7 +193,7 @@ def test_no_text_of_the_coordinator_is_in_it_unescaped(own: Hosts, tmp_path: Pat
     values["data"]["row_schema"]["columns"] = ["a", "b", "ok\x1b[2J\u202e"]
     ask = own({"keep": ["*"]})
     ask.refused("open", opening(json.dumps(values)))
-    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    text = approval.waiting(folder(ask), RUN).text
     assert r"Inputs: a, b, ok\x1b[2J\u202e." in text and {c for c in text if not c.isprintable()} == {"\n"}
 
 
@@ -219,11 +219,12 @@ def run_of(name: str, data: dict[str, Any]) -> Any:
 def test_nodes_that_were_shown_other_terms_have_no_sum_together(own: Hosts) -> None:
     """The terms are part of the name of every sum, which all masks and signatures depend on."""
     names = {}
-    for number, changes in enumerate([{}, {"seed": 5}, {"rounds": 4}, {"params": {"batch_size": 4}}]):
+    every: list[dict[str, Any]] = [{}, {"seed": 5}, {"rounds": 4}, {"params": {"batch_size": 4}}]
+    for number, changes in enumerate(every):
         ask = own(approve="off")
         values = json.loads(config(**changes)) | {"aggregate": {"secure": True}}
         ask("open", opening(json.dumps(values), start=number + 1, members={"1": "peer"}))
-        names[number] = ask.host._node_runs[RUN].sums._context.rpartition("/")[2]  # type: ignore[union-attr]
+        names[number] = ask.host._node_runs[RUN].sums._context.rpartition("/")[2]
     assert names[0] == names[1] and len({*names.values()}) == 3 and len(names[0]) == 64
 
 
@@ -391,8 +392,8 @@ def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
     guarded.host.stop_runs()
     lines = [line for line in guarded.audited() if line["what"] == "confirmed"]
     assert [(line["caller"], line["newest"]) for line in lines] == [("auditor", newest)]
-    pem = x509.load_pem_x509_certificate((tmp_path / "auditor" / "certificate.pem").read_bytes())
-    assert [(name, key) for name, _, key in verify(state).confirmed] == [("auditor", fingerprint(pem.public_key()))]
+    key: Any = x509.load_pem_x509_certificate((tmp_path / "auditor" / "certificate.pem").read_bytes()).public_key()
+    assert [(name, its) for name, _, its in verify(state).confirmed] == [("auditor", fingerprint(key))]
     first, *others = path.read_text().splitlines()
     chain = [first.replace("coordinator", "somebody").replace("hub", "somebody"), *others]
     for number in range(1, len(chain)):  # the whole chain is written again
@@ -456,8 +457,10 @@ def test_a_run_s_bytes_are_counted_over_restarts(own: Hosts) -> None:
 def test_numbers_are_clipped_before_they_leave(own: Hosts, tmp_path: Path) -> None:
     ask = own(approve="off", outgoing={"clip": 1e-3})
     ask("open", opening(config()))
-    found = update(ask)
+    found: Any = update(ask)
     assert all(x.abs().max() <= 1e-3 for x in found["weights"].values()) and found["rows"] > 20
     inf = float("inf")
-    sent = OutgoingFilter(Outgoing(clip=2.0), tmp_path)({"x": torch.tensor([inf, -inf, 1.0]), "n": torch.tensor(9)})
-    assert sent["x"].tolist() == [2.0, -2.0, 1.0] and sent["n"] == 9  # type: ignore[index, call-overload, union-attr]
+    sent: Any = OutgoingFilter(Outgoing(clip=2.0), tmp_path)(
+        {"x": torch.tensor([inf, -inf, 1.0]), "n": torch.tensor(9)}
+    )
+    assert sent["x"].tolist() == [2.0, -2.0, 1.0] and sent["n"] == 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from fedloom.protect.accountant import Releases, epsilon, renyi_epsilon
 from fedloom.protect.skellam import Poisson, excess, skellam
 
 
-def source(seed: int):  # type: ignore[no-untyped-def]
+def source(seed: int):
     return np.random.default_rng(seed).bytes
+
+
+def _next(given: list[bytes], _: int) -> bytes:
+    return given.pop(0)
 
 
 def chi_square(values: np.ndarray, law: stats.rv_frozen) -> float:
@@ -44,7 +49,7 @@ def test_sixty_four_bits_that_do_not_decide_are_followed_by_others() -> None:
     high, low = int(table._words[place]), table._below[place] & (2**64 - 1)
     for more, expected in ((low - 1, place), (low, place + 1)):
         given = [high.to_bytes(8, "little"), more.to_bytes(8, "little")]
-        assert table.draw(1, lambda n, given=given: given.pop(0)).item() == table._first + expected
+        assert table.draw(1, partial(_next, given)).item() == table._first + expected
 
 
 def test_sums_of_shares_are_skellam() -> None:

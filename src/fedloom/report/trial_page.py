@@ -97,14 +97,11 @@ def _partners(result: TrialResult) -> list[PageSection]:
     for i, name in enumerate(names):
         one = found[name]
         own = one.scores[i]
-        cell = lambda j, score, own=own, i=i: (
-            "–" if score is None or own is None else f"{score:.3f}" if j == i else signed(score - own)
-        )
         helps = [other for other, value in zip(names, one.help, strict=False) if value > 0 and other != name]
         advice = f"{', '.join(one.advised)} ({signed(one.gain)})" if one.gain is not None else "–"
         rows.append(
             cells(
-                name, *(PageCell(cell(j, score)) for j, score in enumerate(one.scores)),
+                name, *(PageCell(_against(score, own, diagonal=j == i)) for j, score in enumerate(one.scores)),
                 PageCell(_some(helps) or "–"), PageCell(advice),
             )
         )  # fmt: skip
@@ -116,6 +113,13 @@ def _partners(result: TrialResult) -> list[PageSection]:
     )
     head = ("rows of", *(f"model of {name}" for name in names), "helped by", "better group")
     return [PageSection("Partners", text=[], tables=[PageTable(caption, head, rows, words=1)])]
+
+
+def _against(score: float | None, own: float | None, *, diagonal: bool) -> str:
+    """A score itself on the diagonal, else its difference from the owner's own."""
+    if score is None or own is None:
+        return "–"
+    return f"{score:.3f}" if diagonal else signed(score - own)
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

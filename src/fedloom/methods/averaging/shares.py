@@ -83,7 +83,7 @@ def rounded_sum(party: Party[PrivateTraining], names: Sequence[str], uniform: An
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.int64)
     for some in rows.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
         x, y = party.data.x(some), party.data.y(some)
-        found = party.row_gradients(partial(steps.cross_entropy, party), x, y, of=names)
+        found = party.row_gradients(partial(steps.label_loss, party), x, y, of=names)
         each = clipped_rows(torch.cat([found[k].flatten(1) for k in names], 1).double(), clip).cpu() * (STEPS / clip)
         lift = torch.from_numpy(np.asarray(uniform(each.numel()))).view(each.shape)
         total += (each + lift).floor().to(torch.int64).sum(0)
