@@ -81,6 +81,8 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
     import pyarrow as pa
     from pyarrow import csv as arrow
 
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: give its path from {Path.cwd()}, or the whole path")
     raw, separator = _header(path)
     names = [name.strip() for name in raw]
     if len(set(names)) < len(names) or "" in names:
