@@ -69,7 +69,7 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     tried, shared, first = 0, _Shared(), None
     for i, name in enumerate(_folders(trained.names.values())):
         party = trained.party(i)
-        if plan.contexts[i].network is None and tables.is_joint(party):
+        if plan.contexts[i].network is None and tables.has_trees(party):
             tried = max(tried, _write_trees(plan, data, name, party, done, staging))
             found.names.append(name)
             found.networks[name] = plan.architectures[i]
@@ -83,7 +83,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
         found.names.append(name)
         found.networks[name] = plan.architectures[i]
         shared.add(party, broadcast)
-    if found.names and first is None:  # all owners have the same trees
+    if found.names and first is None and not tables.is_joint(trained.party(plan.training[0])):
+        found.skipped[SERVER] = "each owner predicts by trees of its own besides; take an owner's folder"
+    elif found.names and first is None:  # all owners have the same trees
         _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
         found.names.append(SERVER)
         found.networks[SERVER] = plan.architectures[0]
