@@ -11,17 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
 
 from fedloom.cli import approval as command
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment.plan.build import build, resolve
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.methods import registry, steps
 from fedloom.remote import payload
-from fedloom.remote.certs import CertificateAuthority, write
+from fedloom.remote.certs import CertificateAuthority, fingerprint, write
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node import approval
+from fedloom.remote.node.audit import verify
+from fedloom.remote.node.decision import What
 from fedloom.remote.node.outgoing import Outgoing, OutgoingFilter
 from fedloom.remote.node.terms import sha256, terms
 from fedloom.remote.rpc_errors import PENDING, REFUSED, STOPPED, CallRefused
@@ -57,7 +60,7 @@ def folder(ask: RunRequest) -> Path:
     return ask.config.state / approval.FOLDER
 
 
-def decided(ask: RunRequest, what: approval.What = "approve", run: str = RUN) -> None:
+def decided(ask: RunRequest, what: What = "approve", run: str = RUN) -> None:
     approval.decide(ask.config.state, approval.find(ask.config.state, run), what, None)
 
 
@@ -296,7 +299,7 @@ def guarded(own: Hosts, people: Callable[..., Credentials], tmp_path: Path) -> R
     people("node")
     files = {name: tmp_path / "node" / f"{name}.pem" for name in ("certificate", "key")}
     files |= {name: tmp_path / "ca" / f"{name}.pem" for name in ("ca", "revoked")}
-    roles = {"hub": ["submit"], "dr-weber": ["approve", "stop"]}
+    roles = {"hub": ["submit"], "dr-weber": ["approve", "stop"], "auditor": ["audit"]}
     return own(insecure=False, roles=roles, **files)
 
 
@@ -357,6 +360,52 @@ def test_a_command_needs_the_certificate_that_node_toml_asks_for(
     people("dr-weber", "approve", "stop")
     command.decide(guarded.config, RUN, "approve", tmp_path / "dr-weber")
     assert opens(guarded) == ""
+
+
+def test_a_stop_outlives_the_certificate_of_who_stopped(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path
+) -> None:
+    assert opens(guarded) == PENDING
+    found = approval.find(guarded.config.state, RUN)
+    approval.decide(guarded.config.state, found, "stop", people("dr-weber", "stop"))
+    assert opens(guarded) == STOPPED
+    CertificateAuthority(tmp_path / "ca").revoke("dr-weber")
+    assert opens(guarded) == STOPPED
+    approval.decide(guarded.config.state, found, "approve", people("dr-weber", "approve"))
+    assert opens(guarded) == ""
+
+
+def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert opens(guarded) == PENDING
+    state, path = guarded.config.state, guarded.config.state / "audit.jsonl"
+    with pytest.raises(ConfigError, match="who may audit"):
+        command.confirm(guarded.config, None)
+    approval.confirm(state, "0" * 64, people("dr-weber", "audit"))  # node.toml does not name for it
+    guarded.host.stop_runs()
+    people("auditor", "audit")
+    command.confirm(guarded.config, tmp_path / "auditor")
+    newest = capsys.readouterr().out.split()[-1]
+    guarded.host.stop_runs()
+    guarded.host.stop_runs()
+    lines = [line for line in guarded.audited() if line["what"] == "confirmed"]
+    assert [(line["caller"], line["newest"]) for line in lines] == [("auditor", newest)]
+    pem = x509.load_pem_x509_certificate((tmp_path / "auditor" / "certificate.pem").read_bytes())
+    assert [(name, key) for name, _, key in verify(state).confirmed] == [("auditor", fingerprint(pem.public_key()))]
+    first, *others = path.read_text().splitlines()
+    chain = [first.replace("coordinator", "somebody").replace("hub", "somebody"), *others]
+    for number in range(1, len(chain)):  # the whole chain is written again
+        line = json.loads(chain[number])
+        chain[number] = json.dumps({**line, "before": sha256(chain[number - 1])})
+    path.write_text("\n".join([*chain, ""]))
+    with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
+        verify(state)
+    line = json.loads(chain[-1])
+    forged = {**line, "newest": line["before"], "decision": {**line["decision"], "sha256": line["before"]}}
+    path.write_text("\n".join([*chain[:-1], json.dumps(forged), ""]))  # what was signed is another hash
+    with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
+        verify(state)
 
 
 def test_the_insecure_mode_has_no_roles(own: Hosts) -> None:

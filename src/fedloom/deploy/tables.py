@@ -96,7 +96,7 @@ class TreeNetwork(nn.Module):
 def is_joint(party: Party[Any]) -> bool:
     """Whether a party's model are trees, the same at all owners."""
     cfg = party.cfg
-    return "trees" in party.STATE and not (cfg.mix or cfg.owner_column or getattr(cfg, "own_trees", 0))
+    return "trees" in party.STATE and not (getattr(cfg, "mix", 0) or cfg.owner_column or getattr(cfg, "own_trees", 0))
 
 
 def inputs_of(data: Dataset) -> ModelInputs:

@@ -29,6 +29,9 @@ class LinearConfig(MethodConfig):
     level: float = Field(0.95, gt=0, lt=1)
     """Of confidence intervals."""
 
+    def local_steps_of(self, rows: int) -> None:
+        """None: the coordinator computes from sums; owners take no optimizer steps."""
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)

@@ -65,6 +65,9 @@ class StatsConfig(MethodConfig):
     min_cell: int = Field(5, ge=1)
     """The smallest count that is shown."""
 
+    def local_steps_of(self, rows: int) -> None:
+        """None: the coordinator computes from sums; owners take no optimizer steps."""
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)

@@ -68,6 +68,9 @@ class TreesConfig(MethodConfig):
     own: float | tuple[float, ...] = 0.5
     """With `mix` above 0: the weight of an owner's own model in its predictions, from 0 to 1, or one for each owner."""
 
+    def local_steps_of(self, rows: int) -> None:
+        """None: trees have no optimizer steps."""
+
     @field_validator("own")
     @classmethod
     def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
