@@ -87,6 +87,7 @@ FILES: dict[str, dict[str, str]] = {
     "docs/data.md": {"heart.csv": HEART},
     "docs/export.md": CANCER,
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
+    "docs/partners.md": {"clinic.csv": table("age", patient="", ill="0,1,1"), "lab.csv": table("iron", patient="")},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
         "heart.csv": HEART,

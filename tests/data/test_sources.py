@@ -491,7 +491,7 @@ def test_a_folder_of_csv_files_has_the_splits_of_its_names(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mnits", "Did you mean 'mnist'"), ("no/such/thing", "neither a registered data set")],
+    [("mnits", "Did you mean 'mnist'"), ("no/such/thing", "there is no file or folder")],
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -1,14 +1,20 @@
 """Runs that predict a number: their unit, their scale, engines, and methods that refuse."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedloom
+from fedloom.cli.app import app
 from fedloom.core.errors import ConfigError
 from fedloom.data.own import read_data
+from fedloom.deploy.models import load_model
 
 OWNERS, ROWS = 3, 40
 
@@ -53,7 +59,9 @@ def test_a_constant_predictor_is_chance() -> None:
 def test_engines_agree(averaged: fedloom.Result, engine: dict[str, Any]) -> None:
     found = run(engine=engine)
     assert found.rmse == pytest.approx(averaged.rmse, rel=1e-4)
-    if engine.get("name") != "batched":
+    if engine.get("name") == "batched":
+        assert not any("in turn" in remark for remark in found.summary["engine"]["remarks"])
+    else:
         assert found.summary["state_sha256"] == averaged.summary["state_sha256"]
 
 
@@ -84,3 +92,25 @@ def test_clients_of_a_partition_hold_parts_of_the_range() -> None:
     strata, names = data.strata
     assert len(names) == 10 and np.bincount(strata).tolist() == [12] * 10
     assert data.y[strata == 3].max() < data.y[strata == 4].min()
+
+
+def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> None:
+    import pandas as pd
+
+    rows, models = pd.DataFrame(prices()).head(7), {"pool": ["linear"], "variance": True}
+    trained = run(out=tmp_path / "run", models=models, params={"lr": 0.05})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    folder = trained.export(tmp_path / "models") / "a"
+    found = load_model(folder).predict(rows)
+    assert found.shape == (7, 2) and (found[:, 1] > 0).all()
+    assert float(np.abs(found[:, 0] - rows["price"]).mean()) < trained.summary["chance"]
+    script = [sys.executable, folder / "predict.py", tmp_path / "rows.csv"]
+    answer = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[0] == "price,s.d."
+    said = [[float(word) for word in line.split(",")] for line in answer.stdout.splitlines()[1:]]
+    np.testing.assert_allclose(said, found, rtol=1e-8)
+    asked = ["predict", str(folder), str(tmp_path / "rows.csv"), "--out", str(tmp_path / "p.csv")]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert [line.split(",")[1:] for line in (tmp_path / "p.csv").read_text().splitlines()] == [
+        line.split(",") for line in answer.stdout.splitlines()
+    ]

@@ -74,6 +74,7 @@ def copy(
     if file.exists():
         raise ConfigError(f"{file} already exists; choose another name")
     source, first = pages[name]
-    file.write_text((ROOT / source).read_text(encoding="utf-8"), encoding="utf-8")
+    text = (ROOT / source).read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     which = str(file) if first == name else f"{file}:{name}"
-    out.print(f"copied  {file}\nrun it  fedloom run --method {which}", soft_wrap=True)
+    out.print(f"copied  {file} ({text.count(chr(10))} lines)\nrun it  fedloom run --method {which}", soft_wrap=True)

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from fedloom.cli.listing import completing
-from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, print_plain, written
+from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, print_plain, standard_input, written
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def data(
     For a file, set other settings of \\[data] with -s: id, drop, keep, missing, test, unseen. A partition is shown
     with --clients, --partition or --plot.
     """
+    name = standard_input(name, ".csv")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot must end in .png, .svg or .pdf, not {plot}")
     if plot is not None and not plot.parent.is_dir():

@@ -1,6 +1,8 @@
 """Consoles, options and plain tables, which all commands share."""
 
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,6 +72,15 @@ Trust = Annotated[
     typer.Option(metavar="NAME", help="Run this code, which a file or folder from elsewhere names. Repeatable."),
 ]
 LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json", help="Format of log lines.")]
+
+
+def standard_input(name: str, ending: str) -> str:
+    """The path of a temporary file with standard input's content for "-"; any other name as it is."""
+    if name != "-":
+        return name
+    path = Path(tempfile.mkdtemp()) / f"stdin{ending}"
+    path.write_bytes(sys.stdin.buffer.read())
+    return str(path)
 
 
 def plain_table(*words: str, numbers: tuple[str, ...] = ()) -> Table:

@@ -110,6 +110,17 @@ class MethodConfig(BaseModel):
         """Local optimizer steps in a round, by which runs of different methods are compared."""
         return 1
 
+    def local_steps_of(self, rows: int) -> int | None:
+        """Local optimizer steps in a round of a client with `rows` own rows, by which comparisons check that methods
+        train equally long; None for methods without such steps, such as trees.
+
+        The default reads the settings `epochs` and `batch_size`; without them it is `iterations_per_round`.
+        """
+        epochs, size = getattr(self, "epochs", None), getattr(self, "batch_size", None)
+        if not isinstance(epochs, int) or not isinstance(size, int) or size < 1:
+            return self.iterations_per_round
+        return epochs * max(1, -(-rows // size))
+
     @property
     def eval_modes(self) -> tuple[str, ...]:
         """Further ways to evaluate a party, such as after fine-tuning: see `Party.prepare`."""
@@ -124,6 +135,11 @@ class MethodConfig(BaseModel):
         """How often a round calls a method of the party with this context, for those that it calls more than once. A
         node refuses further calls; it answers a peer's question once for each peer."""
         return {}
+
+    def least_in_sum(self, context: ClientContext) -> int:
+        """The fewest parties whose replies a secure sum must have with these settings, at a party with this context; 0
+        for those that every sum needs. A node signs no smaller sum."""
+        return 0
 
     @property
     def exchanges(self) -> bool:

@@ -229,6 +229,13 @@ def _curves_figure(
     return Figure(title, svg, legend, f"{bands} {more}".strip())
 
 
+def curves(found: Comparison, runs: Sequence[Run], metric: Metric, score: Score) -> list[Line]:
+    """The curve of each method that has the metric, its mean over seeds."""
+    named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
+    having = [(number, own) for number, own in enumerate(named) if own and all(len(_series(r, score)[0]) for r in own)]
+    return [_curve(own, number, metric, score) for number, own in having]
+
+
 def _series(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
     return run.curve(score.column, run.last)
 

@@ -26,7 +26,7 @@ class Verdict:
     Attributes:
         winner: the method with the best mean of the main metric.
         text: the lead, its 95 % interval and the number of seeds.
-        decided: whether the interval excludes 0.
+        decided: whether the interval excludes 0, and the methods were compared on equal terms.
     """
 
     winner: str
@@ -47,12 +47,13 @@ def verdict(found: Comparison) -> Verdict | None:
     mean, ends = float(np.mean(lead)), confidence_interval(lead, score.largest)
     unit = "" if score.share else f" in {score.title}"
     by = f"{first.name} {fmt.difference(mean, score.share)}{unit} over {second.name}"
+    unfair = f"Not an equal comparison ({'; '.join(found.unequal)}): " if found.unequal else ""
     if ends is None:
-        return Verdict(first.name, f"{by}, 1 seed: too few to rule out chance", False)
+        return Verdict(first.name, f"{unfair}{by}, 1 seed: too few to rule out chance", False)
     between = " to ".join(fmt.difference(end, score.share) for end in ends)
-    start = "" if ends[0] > 0 else "No clear winner: "
-    text = f"{start}{by}, 95{fmt.NBSP}% {between}, {len(lead)} seeds"
-    return Verdict(first.name, text, ends[0] > 0)
+    start = "" if ends[0] > 0 or unfair else "No clear winner: "
+    text = f"{unfair}{start}{by}, 95{fmt.NBSP}% {between}, {len(lead)} seeds"
+    return Verdict(first.name, text, ends[0] > 0 and not unfair)
 
 
 def _ranked(found: Comparison) -> list[MethodSummary]:

@@ -22,14 +22,14 @@ SHORT = {"balanced accuracy": "balanced", "calibration error": "calib.", "seen a
 MOST_LEARNED = 40
 """Rows of a table of what was learned."""
 OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Sent up", "Preset", "s.d. over seeds")
-"""Columns that are omitted if the table is too wide, in this order."""
+"""Columns that move to a second table if the first is too wide, in this order."""
 
 
 def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[str] = ()) -> None:
     """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
 
     `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Names are
-    never truncated; columns that do not fit are omitted.
+    never truncated; columns that do not fit stand in a second table.
     """
     found = Comparison(**content)
     best = verdict(found)
@@ -122,23 +122,32 @@ def _scores(found: Comparison) -> dict[Metric, str]:
 
 
 def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> bool:
-    """Print a table of the page; return whether all columns fit that `OMITTED` does not name."""
+    """Print a table of the page, in a narrow terminal the columns that `OMITTED` names below it; return whether all
+    others fit."""
     for count in range(len(OMITTED) + 1):
         dropped = {*omitted, *OMITTED[:count]}
-        kept = [n for n, name in enumerate(shown.columns) if name not in dropped]
-        table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for n in kept:
-            heading = textwrap.fill(shown.columns[n], 10)
-            table.add_column(heading, justify="left" if n < shown.words else "right", no_wrap=True)
-        for row in shown.rows:
-            texts = [escape(_plain(row[n].text)) for n in kept]
-            table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
+        table = _table(shown, [n for n, name in enumerate(shown.columns) if name not in dropped])
         fits = out.measure(table, options=out.options.update(width=1000)).maximum <= out.width
         if fits or count == len(OMITTED):
             break
     if fits or any(name in OMITTED for name in shown.columns):
         out.print(table)
+        below = [n for n, name in enumerate(shown.columns) if name in dropped and name not in omitted]
+        if below:
+            out.print(_table(shown, [0, *below]))
     return fits
+
+
+def _table(shown: PageTable, kept: Sequence[int]) -> Table:
+    """The columns `kept` of a table of the page."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for n in kept:
+        heading = textwrap.fill(shown.columns[n], 10)
+        table.add_column(heading, justify="left" if n < shown.words else "right", no_wrap=True)
+    for row in shown.rows:
+        texts = [escape(_plain(row[n].text)) for n in kept]
+        table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
+    return table
 
 
 def _show_networks(found: Comparison, out: Console) -> None:

@@ -82,6 +82,7 @@ def data_settings(
         raise DataError(f"label must be the name of one column, not {label!r}.")
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
+    data = _of_hub(data) if label is not None else data
     if _is_frame(data):
         validated(DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data")
         dataset = _frame(data, test, label, group, columns)
@@ -109,6 +110,13 @@ def data_settings(
     content += [rows_hash(dataset.offset)] if dataset.offset is not None else []
     about = {"rows": len(dataset.y), "shape": list(dataset.input_shape), "classes": list(dataset.classes)}
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
+
+
+def _of_hub(data: Any) -> Any:
+    """A Dataset of Hugging Face as an Arrow table; anything else as it is."""
+    if hasattr(data, "column_names") and hasattr(data, "with_format") and not hasattr(data, "columns"):
+        return data.with_format("arrow")[:]
+    return data
 
 
 def _is_frame(data: Any) -> bool:
@@ -329,13 +337,14 @@ def _targets(labels: RawColumn, task: str | None, *, few: bool) -> tuple[np.ndar
 
 @dataclass(frozen=True, eq=False)
 class Factory:
-    """Builds a network from a module, which is copied, or from the user's factory."""
+    """Builds a network from a module, or a black box from an estimator, which are copied; or calls the user's
+    factory."""
 
     source: Any
 
     def __call__(self, input_shape: tuple[int, ...], classes: int) -> Any:
         """A new network, or a black box. A factory without parameters is called without any."""
-        if isinstance(self.source, nn.Module):
+        if isinstance(self.source, nn.Module) or hasattr(self.source, "get_params"):
             return copy.deepcopy(self.source)
         return self.source(input_shape, classes) if _required(self.source) else self.source()
 
@@ -369,13 +378,18 @@ def model_name(model: Any) -> str:
         frozen = copy.deepcopy(model)
         count = sum(p.numel() for p in frozen.parameters())
         return hold(type(model).__name__, _module_content(frozen), Factory(frozen), parameters=count)
+    if all(hasattr(model, name) for name in ("fit", "predict_proba", "get_params")):  # an estimator of scikit-learn
+        label = type(model).__name__
+        return hold(label, f"{label} {model.get_params()!r}".encode(), Factory(model), estimator=label)
+    if hasattr(model, "fit") and hasattr(model, "predict"):
+        raise ModelError(f"{type(model).__name__} has no predict_proba, which federations of classifiers need")
     if callable(model):
         inner: Any = model.func if isinstance(model, functools.partial) else model
         label = getattr(inner, "__name__", type(inner).__name__).strip("<>")
         if len(_required(model)) not in (0, 2):
             raise ModelError(f"{label} must take (input_shape, classes), or no parameters: wrap it in a lambda")
         return hold(label, _code(model).encode(), Factory(model), factory=label)
-    raise ModelError(f"a model must be a module, a factory or a name, not a {type(model).__name__}")
+    raise ModelError(f"a model must be a module, an estimator, a factory or a name, not a {type(model).__name__}")
 
 
 def _required(factory: Callable[..., Any]) -> list[str]:

@@ -10,6 +10,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, RunConfig
 from fedloom.experiment.run.execute import RunResult, Status, execute
+from fedloom.experiment.run.fairness import remarks as fairness_remarks
+from fedloom.experiment.run.fairness import unequal
 from fedloom.experiment.run.lockstep import execute_lots
 from fedloom.experiment.run.metrics import SCORES, Metric
 from fedloom.experiment.run.record import write_json
@@ -25,6 +27,7 @@ from fedloom.experiment.run.result import (
     Spread,
     Traffic,
 )
+from fedloom.experiment.run.tuning import tuned
 
 SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 """Keys of `result.json` in which runs of one seed must agree to be paired."""
@@ -43,14 +46,17 @@ def execute_all(
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     execute: Callable[..., RunResult] = execute,
+    tune: bool = False,
 ) -> dict[str, Any]:
     """Execute all runs of a comparison and write `comparison.json`; returns its content.
 
-    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run.
+    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run. With `tune` the learning
+    rate of each method is chosen first: see `tuned`.
 
     Raises:
         ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
     """
+    experiment, remarked = tuned(experiment, execute) if tune else (experiment, [])
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
     _check_one_setting({method.name: method.setting for method in methods})
@@ -61,6 +67,7 @@ def execute_all(
     folders = [folder / name if folder else None for name in names]
     results = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
     content = summarize(experiment.title, results)
+    content["remarks"] = [*remarked, *content["remarks"]]
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
@@ -122,6 +129,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
+        unequal=unequal(summaries),
         remarks=remarks(summaries),
         runs=[
             ComparedRun(name=s.name, seed=s.seed, folder=folder.name if folder else None)
@@ -142,8 +150,9 @@ def _check_one_setting(settings: Mapping[str, str]) -> None:
 
 
 def remarks(summaries: Sequence[RunSummary]) -> list[str]:
-    """Warnings: results on validation rows, and runs of one method and seed that have different pretrained models."""
-    made = []
+    """Warnings: results on validation rows, how to train equally long, and runs of one method and seed that have
+    different pretrained models."""
+    made = fairness_remarks(summaries)
     if shares := sorted({s.validation for s in summaries if s.validation}):
         share = " and ".join(f"{100 * share:g} %" for share in shares)
         made.append(f"measured on validation rows, {share} of the training rows, and not on the test rows")
@@ -177,6 +186,7 @@ def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequ
     return MethodSummary(
         name=name,
         method=first.method,
+        paper=first.paper,
         preset=first.preset,
         seeds=[s.seed for s in group],
         **({"task": first.task} if first.task == "number" else {}),

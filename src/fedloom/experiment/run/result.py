@@ -19,7 +19,7 @@ from pydantic import (
 
 from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run import metrics
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OWN, SCORES, Metric, parse, prepared
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OF_NUMBERS, OWN, SCORES, Metric, parse, prepared
 
 T = TypeVar("T")
 Final: TypeAlias = Mapping[tuple[str, str], float]
@@ -176,21 +176,25 @@ where others are unseen."""
 class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    A run in progress has no hashes. `client_scores` are for the horizontal setting: AUC,
-    balanced accuracy, loss (in nats) and calibration error of each client, on the global test set and on `own` rows.
-    `scores`, `alone` and `attacks` are for the vertical setting. Where the label is a number (`task`), `rmse` and
-    `own_rmse` take the place of accuracies, in the unit of the column `label`, also in `eval_modes` and chance levels;
-    `client_scores` are MAE and R².
+    `local_steps` is the mean number of local optimizer steps of a training client, None where it is unknown;
+    `training_rows` the number of own rows of all clients that train. A run in progress has no hashes. `client_scores`
+    are for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of each client, on the
+    global test set and on `own` rows. `scores`, `alone` and `attacks` are for the vertical setting. Where the label is
+    a number (`task`), `rmse` and `own_rmse` take the place of accuracies, in the unit of the column `label`, also in
+    `eval_modes` and chance levels; `client_scores` are MAE and R².
     """
 
     name: str
     method: str
     title: str
+    paper: str = ""
     preset: str
     params: dict[str, Any] = {}
     seed: int
     rounds: int
     iterations: int
+    local_steps: float | None = None
+    training_rows: int | None = None
     dataset: str
     clients: int
     architectures: list[str] = []
@@ -337,19 +341,26 @@ def over_groups(
     }
 
 
-def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
+def joint_scores(
+    final: Final, names: Sequence[str], eval_modes: Sequence[str], task: TaskKind = "classes"
+) -> dict[str, Any]:
     """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties alone,
     and success of attacks."""
-    accuracy = final[GLOBAL.mean, ""]
+    main = MAIN[task][0]
+    reached = final[main.mean, ""]
     attacks: dict[str, dict[str, float]] = {}
     for (text, party), value in final.items():
         if party and (metric := parse(text)).name == ATTACK:
             attacks.setdefault(metric.mode, {})[party] = value
     return {
-        "accuracy": Spread(mean=accuracy, std=0.0, per_client=[accuracy]),
-        "own_accuracy": None,
+        main.name: Spread(mean=reached, std=0.0, per_client=[reached]),
+        f"own_{main.name}": None,
         "eval_modes": {},
-        "scores": {name: final[score.column, ""] for name, score in SCORES.items() if (score.column, "") in final},
+        "scores": {
+            name: final[score.column, ""]
+            for name, score in SCORES.items()
+            if (score.column, "") in final and (task == "classes" or name.name in OF_NUMBERS)
+        },
         "alone": {
             eval_mode: {
                 "test": over_clients(final, replace(GLOBAL, mode=eval_mode), names),
@@ -392,6 +403,7 @@ class MethodSummary(FileSchema):
 
     name: str
     method: str
+    paper: str = ""
     preset: str
     seeds: list[int]
     task: TaskKind = "classes"
@@ -460,7 +472,8 @@ class Comparison(FileSchema):
     """The content of `comparison.json`.
 
     `differences` are those of the main `metric`, `further` those of the other common metrics. Gains of networks are
-    over the method `gains_over`. `unseen` lists the unseen clients by seed.
+    over the method `gains_over`. `unequal` says what makes the comparison unfair. `unseen` lists the unseen clients
+    by seed.
     """
 
     title: str
@@ -472,6 +485,7 @@ class Comparison(FileSchema):
     differences: list[PairedDifference]
     further: dict[MetricText, list[PairedDifference]]
     lower_is_better: list[MetricText] = []
+    unequal: list[str] = []
     remarks: list[str] = []
     runs: list[ComparedRun]
 

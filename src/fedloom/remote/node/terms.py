@@ -84,7 +84,8 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
     form = run.data.row_schema
     if form is not None:
         names = ", ".join(ascii(column.name)[1:-1] for column in form.columns) or "images"
-        yield f"Inputs: {names}. Label: {ascii(form.label)[1:-1]}, {len(form.classes)} classes."
+        what = f"{len(form.classes)} classes" if form.classes else "a number"
+        yield f"Inputs: {names}. Label: {ascii(form.label)[1:-1]}, {what}."
     elif run.columns.private:
         yield "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns which it has, too."
     client, secure = method.client, run.aggregate.secure
