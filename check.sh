@@ -14,7 +14,7 @@ trap 'rm -rf "$wheels"; kill "$beside" 2>/dev/null || true' EXIT
 # Types are checked beside the rest: alone they would keep one core busy for a minute, and the others waiting. And every
 # extra must install together with the tested versions: nothing is downloaded twice, and nothing is installed.
 {
-  mypy && python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]" -e papers
+  mypy && mypy --explicit-package-bases papers/tests && python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]" -e papers
 } >"$wheels/beside" 2>&1 &
 beside=$!
 

@@ -180,7 +180,7 @@ class Node:
         data = {"rows": folder / "own.csv", "keep": ["a", "b"], "label": "kind", "classes": FORM["classes"]}
         wards: Any = {"wards": {**data, "epsilon": math.inf, "test": "part"}}
         methods: Any = ["fedavg"]
-        where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"]}
+        where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"], "approve": "off"}
         self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))  # type: ignore[arg-type]
         self._loop, self._call = asyncio.new_event_loop(), 0
         form = FORM if scaled else {key: value for key, value in FORM.items() if key != "scale"}

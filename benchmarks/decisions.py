@@ -2,9 +2,10 @@
 
     python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE]
 
-Each federation is drawn from one of ten designs. Linear models are trained in 3 repeats of 4 folds, as `fedloom trial`
-does: alone on each owner's rows, on the rows of all owners, and the mean of both. The true gain of an owner is that of
-the very models, on 20,000 fresh rows of its own. The table counts decisions by true gain, for each design.
+Each federation is drawn from one of twelve designs. Linear models are trained in 3 repeats of 4 folds, as
+`fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the mean of both. The true gain of an
+owner is that of the very models, on 20,000 fresh rows of its own; of a window of time, on those of that window. The
+table counts decisions by true gain, for each design.
 """
 
 import argparse
@@ -151,6 +152,7 @@ def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float
     empty = [np.zeros((repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
     alone, shared = empty, [np.stack([e, e]) for e in empty]
     windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y, _ in rows]  # the later half
+    fresh_windows = np.arange(FRESH) * 2 * WINDOWS // FRESH - WINDOWS
     for c in range(repeats):
         for i, (_, y, unit) in enumerate(rows):
             folds[i][c] = windows[i] if world.ordered else folds_of(world, y, unit, rng)
@@ -164,16 +166,18 @@ def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float
             for i, (x, y, _) in enumerate(rows):
                 test = folds[i][c] == k
                 own = fit(score, x[train[i]], y[train[i]])
-                parts = [[predict(score, z, beta) for beta in (own, everyone)] for z in (x[test], fresh[i][0])]
+                late = fresh_windows == k if world.ordered else slice(None)
+                fresh_x, fresh_y = fresh[i][0][late], fresh[i][1][late]
+                parts = [[predict(score, z, beta) for beta in (own, everyone)] for z in (x[test], fresh_x)]
                 alone[i][c, test] = parts[0][0]
-                truth_alone[c, k, i] = contributions(score, fresh[i][1], parts[1][0], np.zeros(FRESH))[0]
+                truth_alone[c, k, i] = contributions(score, fresh_y, parts[1][0], np.zeros(len(fresh_y)))[0]
                 for m, mix in enumerate((0.0, 0.5)):
                     shared[i][m, c, test] = mix * parts[0][0] + (1 - mix) * parts[0][1]
                     if test.any():
                         held_out = shared[i][m, c, test]
                         inner[m, c, k, i] = contributions(score, y[test], held_out, np.zeros(len(held_out)))[0]
                     mixed = mix * parts[1][0] + (1 - mix) * parts[1][1]
-                    truth[m, c, k, i] = contributions(score, fresh[i][1], mixed, np.zeros(FRESH))[0]
+                    truth[m, c, k, i] = contributions(score, fresh_y, mixed, np.zeros(len(fresh_y)))[0]
     root = score == "rmse"  # of the mean over all models, as the score is of the rows of all folds
     if root:
         truth, truth_alone = np.square(truth), np.square(truth_alone)

@@ -1,14 +1,14 @@
 """fedloom on a GPU, in at most nine minutes: `python -m benchmarks.gpu` prints one JSON object.
 
-It needs this repository, torch with CUDA and the dependencies of fedloom, on Python 3.11 or newer; no network, and for
-the cells the data sets in FEDLOOM_DATA. When the time is over, the rest of a section is left out; the error of a
-section is part of the result:
+It needs this repository, torch with CUDA and the dependencies of fedloom, on Python 3.11 or newer, and no network. When
+the time is over, the rest of a section is left out; the error of a section is part of the result:
 
 machine     versions, processor, device and its memory
-methods     every registered method: rounds on the device, in turn and batched, against the CPU's numbers
+methods     every registered method: rounds on the device, in turn and batched, against the CPU's numbers, beside what
+            the last bit of each initial weight does on the CPU alone
 speed       rounds in samples a second: a plain loop on the device, and the engines local, batched and lock-step
 seeds       seconds of 1, 3, 10 and 20 seeds of one run in lock-step, against one by one
-cells       cells of published tables at paper scale, as folders of `fedloom reproduce` in an archive
+families    seconds of a round of a method of each family: the CPU's loop, and the device in turn and batched
 
 `--device cpu --small` does all of it at a small size on any machine: what is then printed says nothing about a GPU.
 """
@@ -18,16 +18,16 @@ import json
 import platform
 import statistics
 import sys
-import tarfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.toy import CLASSES, contexts
@@ -41,21 +41,21 @@ from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 
 SECONDS = 540.0
 """The time for everything."""
-CELLS = 240.0
-"""The time that is kept for the cells at the end."""
 TOLERANCE = 2e-3
-"""The largest difference of a weight from the CPU's after two rounds, relative to 1 + its size. Adam turns rounding
-noise of a gradient near 0 into steps of its rate of 1e-3."""
+"""The largest difference of a weight from the CPU's after two rounds, relative to 1 + its size."""
+TIMES_ROUNDING = 10.0
+"""Or this many times the difference between two CPU runs, one with the last bit of each initial weight changed: Adam
+turns rounding noise of a gradient near 0 into steps of its rate."""
 BATCH, LR, ROWS = 32, 0.01, 300
 CASES = (
     ("100 clients, small CNN", "cnn-small", 100, (1, 28, 28)),
     ("8 peers, AFIND's CNN", "cnn", 8, (3, 32, 32)),
     ("10 clients, FedAL's LeNet-5", "lenet5", 10, (1, 28, 28)),
 )
-TABLES = ("fedal-table-6", "fedal-table-4", "afind-table-1", "augfl-table-2", "evfl-table-4")
-"""The tables whose cells are run, most informative first. Half of the last one needs scikit-learn's digits only."""
-TRIAL = "afind-table-4"
-"""The table of `--small`."""
+FAMILIES = ("fedavg", "fedal", "augfl", "afind-plus", "gossip", "fedboost", "split", "proto-evfl")
+"""The methods that are timed."""
+DRAWN_THERE = ("fedhssl", "ss-vfl")
+"""The methods that draw views of rows with the device's own generator. They are compared with a second run there."""
 
 
 class Clock:
@@ -111,17 +111,26 @@ def machine(device: str) -> dict[str, Any]:
 # -- every method against the CPU ----------------------------------------------------------------------
 
 
-def small_run(name: str, engine: Mapping[str, Any]) -> Any:
-    """A run of two rounds of a method."""
+def small_run(
+    name: str, engine: Mapping[str, Any], clients: int = 4, rounds: int = 2, test_fraction: float = 0.85
+) -> Any:
+    """A short run of a method on scikit-learn's digits."""
     from fedloom.experiment.plan.reading import check
 
     method = methods.registry()[name]
     small = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
     small |= {"pretrain_rounds": 1, "local_rounds": 1}  # of two rounds in all
     params = {k: v for k, v in small.items() if k in method.config.model_fields and k not in method.fixed}
-    data: dict[str, Any] = {"name": "digits", "clients": 4, "public_rows": 60, "test_rows": 50, "own_test_rows": 20}
-    values: dict[str, Any] = {"method": name, "rounds": 2, "params": params, "models": {"pool": ["mlp"]}}
-    values |= {"data": {**data, "test_fraction": 0.85}, "engine": dict(engine)}
+    data: dict[str, Any] = {
+        "name": "digits",
+        "clients": clients,
+        "public_rows": 60,
+        "test_rows": 50,
+        "own_test_rows": 20,
+    }
+    params |= {"l2": 1.0} if method.family == "tables" and "l2" in method.config.model_fields else {}  # for pixels at 0
+    values: dict[str, Any] = {"method": name, "rounds": rounds, "params": params, "models": {"pool": ["mlp"]}}
+    values |= {"data": {**data, "test_fraction": test_fraction}, "engine": dict(engine)}
     if method.family == "meta" or "warm_start" in method.fixed:
         values |= {"pretrained": {"model": "mlp", "epochs": 1}, "data": {**values["data"], "server_rows": 200}}
     if method.setting == "vertical":
@@ -129,23 +138,57 @@ def small_run(name: str, engine: Mapping[str, Any]) -> Any:
     return check({"run": values}).run
 
 
-def final_states(method: str, **engine: Any) -> dict[str, Any]:
-    """Every leaf of every party's state after the rounds."""
+@contextmanager
+def rounds_of(run: Any) -> Iterator[tuple[Callable[[], None], Callable[[], dict[str, Any]]]]:
+    """A function that does the next round, and one that reads every leaf of every party's state."""
     from fedloom.experiment.plan.build import build
     from fedloom.experiment.run.engine import start
 
-    plan = build(small_run(method, engine))
+    plan = build(run)
     with start(plan) as there:
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
         fed = Federation(there, graph=graph, param_shapes=plan.param_shapes, colocated=plan.colocated)
-        for t in range(2):
-            fed.round = t
+        numbers = iter(range(run.rounds))
+
+        def step() -> None:
+            fed.round = t = next(numbers)
             for _ in plan.method.round(fed, plan.server, there.ids, plan.cfg, t):
                 pass
-        if fed.failures:
-            raise RuntimeError(f"{fed.failures[0].reason}\n{fed.failures[0].trace}")
-        states = {str(i): state for i, state in there.states().items()}
-        return dict(leaves({**states, **({"server": plan.server.state()} if plan.server else {})}))
+            if fed.failures:
+                raise RuntimeError(f"{fed.failures[0].reason}\n{fed.failures[0].trace}")
+
+        def read() -> dict[str, Any]:
+            states = {str(i): state for i, state in there.states().items()}
+            return dict(leaves({**states, **({"server": plan.server.state()} if plan.server else {})}))
+
+        yield step, read
+
+
+def final_states(method: str, **engine: Any) -> dict[str, Any]:
+    """Every leaf of every party's state after two rounds."""
+    with rounds_of(small_run(method, engine)) as (step, read):
+        step()
+        step()
+        return read()
+
+
+@contextmanager
+def last_bits_changed() -> Iterator[None]:
+    """Within it, each initial weight of every network is the next larger number."""
+    build = ClientContext.build
+
+    def changed(context: ClientContext) -> nn.Module:
+        network = build(context)
+        with torch.no_grad():
+            for p in network.parameters():
+                p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+        return network
+
+    ClientContext.build = changed
+    try:
+        yield
+    finally:
+        ClientContext.build = build
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
@@ -164,19 +207,41 @@ def every_method(device: str, clock: Clock, small: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     names = list(methods.registry())
     for name in names[:: 8 if small else 1]:
-        if clock.left < CELLS:
+        if clock.left < 0:
             return {"tolerance": TOLERANCE, "methods": found, "left_out": [n for n in names if n not in found]}
         try:
-            loop = final_states(name)
+            loop = final_states(name, device=device) if name in DRAWN_THERE else final_states(name)
             found[name] = {
                 engine: difference(final_states(name, name=engine, device=device), loop)
                 for engine in ("local", "batched")
             }
-            found[name]["ok"] = max(found[name].values()) <= TOLERANCE
+            apart = max(found[name].values())
+            with last_bits_changed():
+                rounding = difference(final_states(name), loop)
+            found[name] |= {"rounding": rounding, "ok": apart <= max(TOLERANCE, TIMES_ROUNDING * rounding)}
         except Exception as error:
             found[name] = {"ok": False, "error": f"{type(error).__name__}: {str(error).strip()[-300:]}"}
     bad = [name for name, one in found.items() if not one["ok"]]
     return {"tolerance": TOLERANCE, "checked": len(found), "not_ok": bad, "methods": found}
+
+
+def families(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
+    """Seconds of a round of a method of each family: perceptrons and 20 clients, or the parties of a vertical run."""
+    repeats = 1 if small else 5
+    for name in FAMILIES[:: 4 if small else 1]:
+        if clock.left < 0:
+            return
+        row: dict[str, Any] = {"method": name}
+        for title, engine in {
+            "cpu": {"name": "local"},
+            "local": {"name": "local", "device": device},
+            "batched": {"name": "batched", "device": device},
+        }.items():
+            clients = 4 if small or methods.registry()[name].setting == "vertical" else 20
+            run = small_run(name, engine, clients, 1 + repeats, test_fraction=0.2)
+            with rounds_of(run) as (step, _):
+                row[title] = seconds_of(step, device, repeats)
+        yield row
 
 
 # -- speed ---------------------------------------------------------------------------------------------
@@ -259,7 +324,7 @@ def speed(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
     """The cases, each with samples a second, ratios to the plain loop, and memory."""
     repeats = 1 if small else 3
     for title, architecture, whole, shape in CASES:
-        if clock.left < CELLS:
+        if clock.left < 0:
             return
         clients = 2 if small else whole
         samples = clients * -(-ROWS // BATCH) * BATCH
@@ -291,52 +356,10 @@ def seeds(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
     make = partial(Job, architecture="cnn-small", clients=clients, shape=(1, 28, 28), device=device)
     alone = seconds_of(make(BatchedEngine).round, device, 1 if small else 3)
     for count in (1, 3) if small else (1, 3, 10, 20, 100):
-        if clock.left < CELLS:
+        if clock.left < 0:
             return
         spent = lockstep_seconds(count, 1 if small else 3, make, device)
         yield {"seeds": count, "clients": clients, "seconds": spent, "one_by_one": count * alone}
-
-
-# -- cells of published tables ------------------------------------------------------------------------------
-
-
-def cells(device: str, clock: Clock, small: bool, out: Path) -> dict[str, Any]:
-    """Run cells until the time is over; finished ones go into an archive of the folder `runs` of `reproduce`."""
-    from fedloom.experiment.pool.fetch import absent
-    from fedloom.experiment.pool.pool import Job as PoolJob
-    from fedloom.experiment.pool.pool import run_all
-    from fedloom_papers.plan import plan, reproductions
-
-    scale: Any = "small" if small else "paper"
-    change = {"engine": {"name": "auto", "device": device}}
-    settings = f"--scale {scale} -s engine.name=auto -s engine.device={device}"
-    names = (TRIAL,) if small else TABLES
-    planned = plan(reproductions(names), out, scale, seeds=1 if small else None, change=change)
-    runs = {key: run for key, run in planned.runs.items() if not absent({key: run})}
-    without_data = len(planned.runs) - len(runs)
-    if small:
-        runs = dict(list(runs.items())[:1])
-    order = sorted(runs, key=lambda key: runs[key].seed)  # the first seed of every cell before the second of any
-    jobs = [
-        PoolJob(runs[key], out / "runs" / key, planned.title(runs[key]), 1 / (1 + n), key)
-        for n, key in enumerate(order)
-    ]
-    ended = run_all(jobs, workers=1, stop=lambda: clock.left < 15)
-    done = [one for one in ended if one.state in ("kept", "finished")]
-    out.mkdir(parents=True, exist_ok=True)
-    archive = out / "cells.tar.gz"
-    with tarfile.open(archive, "w:gz") as file:
-        for one in done:
-            file.add(one.job.folder, arcname=f"runs/{one.job.folder.name}")
-    return {
-        "finished": [one.job.title for one in done],
-        "not_finished": len(ended) - len(done),
-        "failed": {one.job.title: one.reason for one in ended if one.state == "failed"},
-        "without_data": without_data,
-        "problems": planned.problems,
-        "archive": archive.name,
-        "merge": f"tar -xzf {archive.name} -C OUT; fedloom reproduce {' '.join(names)} {settings} --out OUT",
-    }
 
 
 def main() -> int:
@@ -345,7 +368,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="a torch device (default: cuda)")
     parser.add_argument("--small", action="store_true", help="a small size, to try the script")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for everything (default: {SECONDS:g})")
-    parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of gpu.json and the archive")
+    parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of gpu.json")
     given = parser.parse_args()
     if given.device != "cpu" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; add --device cpu --small to try the script")
@@ -359,7 +382,7 @@ def main() -> int:
         "speed": lambda: [*speed(device, clock, small)],
         "seeds": lambda: [*seeds(device, clock, small)],
         "methods": lambda: every_method(device, clock, small),
-        "cells": lambda: cells(device, clock, small, given.out),
+        "families": lambda: [*families(device, clock, small)],
     }
     for name, work in sections.items():
         start = time.monotonic()

@@ -76,7 +76,7 @@ def workers_of(pid: int) -> list[int]:
 def federation(folder: Path, rounds: int) -> None:
     """Certificates and configs: nodes that allow the run, a coordinator that waits for lost nodes."""
     with (folder / "certs.log").open("w") as log:
-        certs(NODES, folder / "fed", ["fedal"], Console(file=log), address=f"127.0.0.1:{free_port()}")
+        certs(NODES, folder / "fed", ["fedal"], Console(file=log), address=f"127.0.0.1:{free_port()}", here=True)
     for name in NODES:
         policy = folder / "fed" / name / "node.toml"
         policy.write_text(

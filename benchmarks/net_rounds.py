@@ -50,7 +50,14 @@ def main(method: str = "fedal", count: int = 30) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         folder = Path(home)
         with (folder / "log").open("w") as log:
-            certs(NODES, folder / "fed", list(registry()), Console(file=log), address=f"127.0.0.1:{free_port()}")
+            certs(
+                NODES,
+                folder / "fed",
+                list(registry()),
+                Console(file=log),
+                address=f"127.0.0.1:{free_port()}",
+                here=True,
+            )
             words = [[sys.executable, "-m", "fedloom", "node", f"fed/{name}/node.toml"] for name in NODES]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             nodes = [subprocess.Popen(w, cwd=folder, env=env, stdout=log, stderr=log) for w in words]

@@ -12,6 +12,10 @@ from typer.cli import get_docs_for_click
 import fedloom
 from fedloom import methods
 from fedloom.cli.app import app as commands
+from fedloom.data.partitions import PARTITIONS
+from fedloom.data.sources import load
+from fedloom.data.split import split
+from fedloom.data.stats import describe, plot_counts
 
 project = "fedloom"
 author = project_copyright = "The fedloom developers"
@@ -41,6 +45,8 @@ autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": False, "undoc-members": False}
 napoleon_google_docstring = True
 napoleon_use_ivar = True
+
+smartquotes = False  # it would make one dash of the two of an option
 
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -83,6 +89,18 @@ def command_pages(app: Sphinx) -> None:
     )
 
 
+def partition_pictures(app: Sphinx) -> None:
+    """Draw `_partitions/NAME.svg`: how each partition gives the digits' rows to ten clients."""
+    folder = Path(app.srcdir, "_partitions")
+    folder.mkdir(exist_ok=True)
+    digits = load("digits")
+    names = [name for name, scheme in PARTITIONS.items() if not scheme.needs_groups]
+    drawn = {name: split(digits, clients=10, seed=0, partition=name) for name in names}
+    drawn["dirichlet-mild"] = split(digits, clients=10, seed=0, options={"alpha": 1.0})
+    for name, rows in drawn.items():
+        plot_counts(describe(digits.y, rows.shards, digits.classes), folder / f"{name}.svg")
+
+
 def as_restructured_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Docstrings use Markdown's code spans, and write |x| for a norm and **settings for keywords."""
     for n, line in enumerate(lines):
@@ -96,4 +114,5 @@ def setup(app: Sphinx) -> None:
     """Generate what the registry knows before the pages are read."""
     app.connect("builder-inited", method_pages)
     app.connect("builder-inited", command_pages)
+    app.connect("builder-inited", partition_pictures)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon

@@ -12,6 +12,10 @@ class Config(MethodConfig):
     batch_size: int = 32
     lr: float = 0.05
 
+    @property
+    def iterations_per_round(self):  # the unit of --iterations; without it a round counts as one
+        return self.epochs
+
 
 class Client(Party[Config]):
     STATE = ("params", "buffers", "opt")  # what survives between messages; assigning anything else is refused

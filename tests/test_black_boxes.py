@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import sys
 import weakref
 from functools import partial
-from typing import Any
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import fedloom
 from fedloom.core.black_box import (
     CHECKED_ROWS,
     BlackBoxModel,
@@ -24,11 +29,73 @@ from fedloom.core.black_box import (
     hard_rows,
     reproducible,
 )
-from fedloom.core.errors import ModelError
+from fedloom.core.errors import FedloomError, ModelError
+from fedloom.experiment.trial.result import TrialConfig
 from fedloom.models import BLACK_BOXES, build, check_name, is_black_box
 from fedloom.models.black_boxes import make
 
 K = 4
+EXTRAS = {
+    "lightgbm": "LGBMClassifier",
+    "xgboost": "XGBClassifier",
+    "catboost": "CatBoostClassifier",
+    "tabicl": "TabICLClassifier",
+}
+"""Black boxes of packages that few have, and the class of each."""
+HERE = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(bool(spec.extra) and find_spec(spec.extra) is None, reason=f"needs {name}")
+    )
+    for name, spec in BLACK_BOXES.items()
+    if name != "tabicl"  # its weights are downloaded
+]
+
+
+class StandIn:
+    """What fedloom needs of a class of another package, on a forest of scikit-learn's: it refuses unknown settings, and
+    labels with gaps if it is XGBoost's."""
+
+    KNOWN: ClassVar[dict[str, set[str]]] = {
+        "lightgbm": {"min_child_samples", "random_state", "n_jobs", "deterministic", "force_row_wise", "verbose"},
+        "xgboost": {"random_state", "n_jobs", "verbosity"},
+        "catboost": {"iterations", "random_seed", "thread_count", "verbose", "allow_writing_files"},
+        "tabicl": {"random_state", "device", "n_jobs"},
+    }
+
+    def __init__(self, package: str, **settings: Any) -> None:
+        assert settings.keys() <= self.KNOWN[package], settings
+        assert settings.get("n_jobs", settings.get("thread_count")) == 1  # a sum in another order has other bits
+        self.package, self.seed = package, settings.get("random_state", settings.get("random_seed"))
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StandIn:
+        from sklearn.ensemble import RandomForestClassifier
+
+        if self.package == "xgboost" and np.unique(y).tolist() != list(range(int(np.max(y)) + 1)):
+            raise ValueError("Invalid classes inferred from unique values of `y`.")
+        self.inner = RandomForestClassifier(10, random_state=self.seed).fit(X, y, sample_weight)
+        self.classes_ = self.inner.classes_
+        return self
+
+    def predict_proba(self, X: Any) -> Any:
+        return self.inner.predict_proba(X)
+
+
+class Unweighted(StandIn):
+    """The same without weights, as TabICL's."""
+
+    def fit(self, X: Any, y: Any) -> StandIn:  # type: ignore[override]
+        return super().fit(X, y)
+
+
+@pytest.fixture(params=EXTRAS)
+def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a black box whose package is a stand-in."""
+    name: str = request.param
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    setattr(module, EXTRAS[name], partial(Unweighted if name == "tabicl" else StandIn, name))
+    monkeypatch.setitem(sys.modules, name, module)
+    return name
 
 
 class Recorder:
@@ -160,7 +227,7 @@ def test_soft_labels_teach_what_hard_ones_can_t() -> None:
     public, truth = some(80, seed=1)
     targets = torch.full((80, K), 0.02).scatter(1, truth[:, None], 0.94)
     test, labels = some(40, seed=2)
-    for name in BLACK_BOXES:
+    for name in set(BLACK_BOXES) - set(EXTRAS):
         box = named(name)
         alone_, taught = box.fit(x, y), box.fit(x, y, public, targets)
         right = [float((f.probs(test).argmax(1) == labels).float().mean()) for f in (alone_, taught)]
@@ -186,7 +253,7 @@ def test_one_class_needs_no_fit() -> None:
     assert answer.argmax(1).tolist() == [2] * 5 and torch.allclose(answer.sum(1), torch.ones(5))
 
 
-@pytest.mark.parametrize("name", BLACK_BOXES)
+@pytest.mark.parametrize("name", HERE)
 def test_few_rows_will_do(name: str) -> None:
     x, y = some(3)
     answer = named(name).fit(x, y).probs(x)
@@ -239,6 +306,7 @@ class Fixed(FittedBlackBox):
     """Always gives the same probabilities."""
 
     def __init__(self, *p: float) -> None:
+        super().__init__(BlackBoxModel("fixed", object, len(p)), None, np.arange(len(p)))
         self.p = torch.tensor(p)
 
     def probs(self, x: Tensor) -> Tensor:
@@ -258,7 +326,7 @@ def test_a_public_row_is_answered_by_the_fit_that_did_not_hear_of_it() -> None:
 # -- the same every time -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BLACK_BOXES)
+@pytest.mark.parametrize("name", HERE)
 def test_a_fit_is_the_same_again(name: str) -> None:
     x, y = some(40)
     public, targets = some(30, seed=1)[0], torch.softmax(some(30, seed=2)[0].flatten(1)[:, :K], 1)
@@ -346,3 +414,35 @@ def test_no_network_is_built_of_a_black_box() -> None:
         check_name("forrest", black_boxes=True)
     with pytest.raises(ModelError, match=r"must return a torch\.nn\.Module"):
         build(f"{__name__}:own_box", (6,), K)
+
+
+# -- packages that are extras --------------------------------------------------------------------------
+
+
+def test_an_extra_fits_any_classes_and_is_the_same_again(stand_in: str) -> None:
+    check_name(stand_in, black_boxes=True)
+    x, y = some(40)
+    some_classes = torch.where(y == 1, 3, y)  # class 1 is missing, and 3 comes after 2
+    first, again = (named(stand_in).fit(x, some_classes).probs(x) for _ in range(2))
+    assert torch.equal(first, again) and first.shape == (40, K)
+    assert (first.argmax(1) == some_classes).all() and (first[:, 1] < 0.002).all()
+    public, targets = some(30, seed=1)[0], torch.softmax(some(30, seed=2)[0].flatten(1)[:, :K], 1)
+    assert named(stand_in).fit(x, y, public, targets).probs(public).isfinite().all()
+
+
+def test_an_extra_trains_alone_in_a_run(stand_in: str) -> None:
+    data = {"name": "wine", "clients": 2, "partition": "iid", "public_rows": 20}
+    result = fedloom.run("local", rounds=1, data=data, models={"pool": [stand_in]})
+    assert result.accuracy > 0.8
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_without_its_package_the_error_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ModelError, match=rf"{name} needs the package {name}.*pip install 'fedloom\[{name}\]'"):
+        check_name(name, black_boxes=True)
+    with pytest.raises(FedloomError, match=rf"pip install 'fedloom\[{name}\]'"):
+        fedloom.run("local", rounds=1, data={"name": "wine"}, models={"pool": [name]})
+    with pytest.raises(ModelError, match=f"needs the package {name}"):
+        TrialConfig(alone=(name,))
+    check_name("forest", black_boxes=True)

@@ -105,7 +105,7 @@ def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> 
         return done.stdout.endswith("True\n")
 
     assert slow("list", "methods")  # reads the pages
-    others = ["copy", "fedmd", str(tmp_path / "a.py")], ["certs", "north", "--out", str(tmp_path / "fed")]
+    others = ["copy", "fedmd", str(tmp_path / "a.py")], ["certs", "north", "--all-here", "--out", str(tmp_path / "fed")]
     for arguments in (["list"], ["list", "fedal"], ["list", "experiments"], *others):
         assert not slow(*arguments), arguments
     assert (tmp_path / "a.py").read_text() == source_of("fedmd").read_text()
@@ -338,7 +338,7 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "fedal", "-s", "data.name=mnits"], "Did you mean 'mnist'?"),
         (["run", "fedal", "--resume"], "no run of 'fedal' in runs/"),
         (["run", "--method", "nowhere.py"], "nowhere.py does not exist"),
-        (["compare", "fedal", "local", "--seeds", "a"], "--seeds takes numbers"),
+        (["compare", "fedal", "local", "--seeds", "a"], "--seeds takes a number of seeds"),
         (["compare", "fedal", "quickstart"], "quickstart is an experiment, not a method: use fedloom run quickstart"),
         (["compare", "a.toml", "fedal"], "or fedloom compare METHOD... --config a.toml"),
         (["report", "nowhere"], "nowhere"),
@@ -347,12 +347,15 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["copy", "fedal", "x.txt"], "must end in .py"),
         (["runn"], "Did you mean 'run'?"),
         (["run", "fedal", "--bogus"], "--bogus"),
-        (["run", "fedal", "--iterations", "20"], "no option --iterations: write -s iterations=VALUE"),
+        (["run", "fedal", "--preset", "paper"], "no option --preset: write -s preset=VALUE"),
         (["run", "fedal", "--tau", "3"], "no option --tau: write -s params.tau=VALUE"),
         (["run", "fedal", "-s", "tau=3"], "tau: there is no such setting. Write params.tau."),
-        (["run", "fedal", "-s", "alpha=3"], "alpha: there is no such setting. Known"),
+        (["run", "fedal", "-s", "alpha=3"], "alpha: there is no such setting. Write data.options.alpha."),
         (["run", "fedal", "-s", "clients=3"], "clients: there is no such setting. Write data.clients."),
-        (["run", "fedal", "-s", "models.pool=mlp"], "models.pool: must be a list, such as ['mlp'], not 'mlp'"),
+        (
+            ["run", "fedal", "-s", "models.pool=mlp,cnn"],
+            "models.pool: must be a list, such as ['mlp', 'cnn'], not 'mlp,cnn'",
+        ),
         (["run", "--resume", "--out", "X"], "X has no config.toml, so there is no run to resume"),
         (["run", "--resume"], "nothing to run: name a method"),
         (["node", "node.toml", "--log", "json"], "--log was renamed: write --log-format."),
@@ -443,7 +446,7 @@ def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatc
 def test_small_things() -> None:
     assert [size(n, " ") for n in (0, 999, 1500, 7_680_000, 3e12)] == ["0 B", "999 B", "1.50 kB", "7.68 MB", "3.00 TB"]
     assert seeds_of("0,2-4,9") == [0, 2, 3, 4, 9]
-    with pytest.raises(ConfigError, match="--seeds takes numbers"):
+    with pytest.raises(ConfigError, match="--seeds takes a number of seeds"):
         seeds_of("1-")
 
 
@@ -451,7 +454,7 @@ def test_small_things() -> None:
     ("arguments", "words"),
     [
         (["run", "fedal", "-s", "models.pool=[mlp]"], "quote it in a shell, as in -s 'models.pool="),
-        (["compare", "fedal", "local", "--seeds", "3-1"], "--seeds takes numbers"),
+        (["compare", "fedal", "local", "--seeds", "3-1"], "--seeds takes a number of seeds"),
         (["run", "search.toml"], "use fedloom sweep search.toml"),
         (["run", "folder.toml"], "folder.toml is a folder, not a file"),
         (["run", "rows.csv"], "fedloom data rows.csv writes the settings of a run"),
@@ -472,7 +475,7 @@ def test_more_mistakes_get_a_sentence(
     (tmp_path / "file").touch()
     (tmp_path / "rows.csv").touch()
     if "--revoke" in arguments:
-        fedloom("certs", "a", "--out", "fed")
+        fedloom("certs", "a", "--all-here", "--out", "fed")
     done = fedloom(*arguments, code=2)
     assert words in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
 

@@ -124,7 +124,7 @@ def test_owners_and_settings_are_shown(
     [
         (["my.csv", "--label", "diseases"], "data.label names the column 'diseases'"),
         (["my.csv", "--group", "clinic"], "data.group names the column 'clinic'"),
-        (["none.csv"], "neither a registered data set nor an existing file"),
+        (["none.csv"], "there is no file or folder none.csv"),
         (["my.csv", "-s", "data.missing=mean"], "missing"),
         (["my.csv", "-s", 'data.unseen=["B"]'], "--group"),
     ],

@@ -124,7 +124,17 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(SystemExit) as stop:
             main()
         assert not stop.value.code, line
-    assert done == ["PosixPath", "fedal", "compare", "compare", "fedmd", "fedal", "examples/fedprox.py", "compare"]
+    assert done == [
+        "PosixPath",
+        "fedal",
+        "compare",
+        "compare",
+        "compare",
+        "fedmd",
+        "fedal",
+        "examples/fedprox.py",
+        "compare",
+    ]
 
 
 def test_every_command_in_the_docs_is_understood() -> None:

@@ -87,6 +87,7 @@ FILES: dict[str, dict[str, str]] = {
     "docs/data.md": {"heart.csv": HEART},
     "docs/export.md": CANCER,
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
+    "docs/partners.md": {"clinic.csv": table("age", patient="", ill="0,1,1"), "lab.csv": table("iron", patient="")},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
         "heart.csv": HEART,
@@ -240,7 +241,7 @@ def settings_of(page: Path, text: str, folder: Path) -> None:
     values = tomllib.loads(text)
     policy = {*values} <= {*NodeConfig.model_fields} and {*values} != {"data"}
     if "# federation.toml" in text or "# node.toml" in text or policy:
-        main_with("certs", "alpha", "--method", "fedal", "--out", str(folder))
+        main_with("certs", "alpha", "--all-here", "--method", "fedal", "--out", str(folder))
         file = folder / ("federation.toml" if "# federation.toml" in text else "alpha/node.toml")
         for name, rows in AT_NODES.items():
             file.with_name(name).write_text(rows)

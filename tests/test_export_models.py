@@ -124,6 +124,7 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
     ("fedpcl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, False),
     ("fedboost", {}, True),
     ("fedforest", {"params": {"lot": 5}}, True),
+    ("fedextra", {}, True),
 ]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedloom.core.scores import auc, balanced_accuracy, calibration_error, log_loss
+from fedloom.experiment.run.evaluate import classifier_metrics
 
 
 def drawn(classes: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,3 +54,12 @@ def test_closed_forms() -> None:
     assert calibration_error(y, np.array([[0.75, 0.25]] * 4)) == pytest.approx(0.25)
     assert log_loss(y, np.full((4, 2), 0.5)) == pytest.approx(np.log(2)) and log_loss(y, 1 - sure) < 16.2
     assert balanced_accuracy(np.array([0, 0, 0, 1]), np.zeros(4, int)) == 0.5
+
+
+def test_a_run_s_metrics_have_the_same_area() -> None:
+    """One definition, also where a class has no row: the mean over those that do."""
+    rng = np.random.default_rng(0)
+    for classes in (2, 3, 5):
+        p = rng.dirichlet([1.0] * classes, size=12)
+        for y in (rng.integers(0, classes, 12), np.arange(12) % 2, np.zeros(12, dtype=int)):
+            assert classifier_metrics(p, y).auc == pytest.approx(auc(y, p), nan_ok=True)

@@ -135,6 +135,29 @@ def test_intervals_cover_the_true_gain() -> None:
     assert 0.92 <= np.mean(inside) <= 0.99
 
 
+def test_pairs_of_rows_that_train_and_test_each_other_count_in_the_error() -> None:
+    """Least squares on 12 columns without signal against the mean: the true loss of coefficients b is 1 + |b|^2. The
+    variance of rows counted alone is about half of the variance that the estimated gain has."""
+    found, truth = [], []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(60, 12)), rng.normal(size=60)
+        folds = np.stack([rng.permutation(60) % 4 for _ in range(3)])
+        fitted, true = np.zeros((3, 60)), []
+        for c in range(3):
+            for k in range(4):
+                test = folds[c] == k
+                b = np.linalg.lstsq(x[~test], y[~test], rcond=None)[0]
+                fitted[c, test] = x[test] @ b
+                true.append(1 + b @ b)
+        found.append(evidence("rmse", y, fitted, np.zeros((3, 60)), folds))
+        truth.append(1 - 1 / np.sqrt(np.mean(true)))
+    errors, apart = standard_errors(found)[0], standard_errors([replace(one, pairs=np.nan) for one in found])[0]
+    missed = np.square(np.array([one.gain for one in found]) - truth).mean()
+    assert 0.8 < np.square(errors).mean() / missed < 1.4
+    assert np.square(apart).mean() / missed < 0.7
+
+
 # -- owners together -----------------------------------------------------------------------------------------------
 
 
@@ -153,8 +176,8 @@ def of(gain: float, error: float, rows: int = 200) -> Evidence:
     """Evidence of one repeat of a score without classes, with this standard error."""
     return Evidence(
         gain=gain, alone=0.7, federated=0.7 + gain, strata=np.array([0]), variances=np.array([error**2 * rows]),
-        floors=np.array([0.0]), units=np.array([float(rows)]), freedom=np.array([rows - 1.0]), between=0.0, repeats=3,
-        rows=rows, fewest=rows,
+        floors=np.array([0.0]), units=np.array([float(rows)]), freedom=np.array([rows - 1.0]), pairs=0.0, folds=4,
+        repeats=3, rows=rows, fewest=rows,
     )  # fmt: skip
 
 

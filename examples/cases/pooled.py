@@ -58,7 +58,7 @@ class PooledServer(Party[PooledConfig]):
         for epoch in range(self.cfg.epochs):
             order = torch.from_numpy(self.stream("order", t, epoch).permutation(len(self.y)))
             batches = [(self.x[rows], self.y[rows]) for rows in order.split(self.cfg.batch_size)]
-            self.train(partial(steps.cross_entropy, self), batches)
+            self.train(partial(steps.label_loss, self), batches)
 
     def broadcast(self) -> dict[str, Tree]:
         """The weights, which every client predicts with."""

@@ -72,6 +72,7 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
     """
     s = run.summary
     needed = _needed(reproduction) | {*map(RunMetric, (*s.accuracies, *s.scores))}
+    needed |= {*map(RunMetric.parse, reproduction.diagnoses)}  # a row that has none is complete without
     known = {str(metric): value_of(run, metric) for metric in sorted(needed, key=str)}
     chances = {str(metric): s.chance_of(metric) for metric in s.accuracies}
     return ArchivedRun(

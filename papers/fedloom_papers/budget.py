@@ -58,7 +58,7 @@ def _batches(plan: Plan, one: Planned) -> list[Batch]:
             continue
         done = min(sum(1 for _ in place.records) for place in places)
         planned = min(one.reproduction.scale(one.scale).seeds, *(len(place.cell.runs) for place in places))
-        if result.verdict == "undecided":
+        if not result.settled:
             target = planned
             while target <= done:
                 target *= 2

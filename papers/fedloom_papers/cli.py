@@ -255,6 +255,6 @@ def _show(done: "PlanOutcome") -> None:
     for outcome in done.outcomes:
         table.add_row("", f"[bold]{escape(outcome.name)}[/] {escape(outcome.title)}")
         for claim in outcome.claims:
-            table.add_row(claim.verdict, escape(claim.text))
+            table.add_row(escape(claim.said), escape(claim.text))
     out.print(table)
     written("page", done.page)

@@ -1,18 +1,17 @@
-"""Forest plots: our interval and the paper's effect for each claim of a paper, and an overview of all papers."""
+"""Forest plots: our interval and, on the paper's data, its effect for each claim."""
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from fedloom.report import formatting as fmt
 from fedloom.report.page import Figure, Key
 from fedloom.report.styles import SeriesStyle
 from fedloom.report.svg import GRID, INK, PAPER, SERIES, SOFT, TEXT, VARIABLES, canvas, drawing, inline
 from fedloom_papers.claims import ClaimResult
-from fedloom_papers.verdicts import VERDICTS, Verdict
+from fedloom_papers.verdicts import UNTESTED, VERDICTS, Verdict
 
 WIDTH = 1080
 """Width of a figure in pixels."""
@@ -22,10 +21,11 @@ REACH = 40.0
 """Points at which the axis ends; intervals beyond are cut and end in an arrow."""
 STYLES: dict[Verdict, SeriesStyle] = {
     "reproduced": SeriesStyle(SERIES[2], "circle", None),
-    "direction only": SeriesStyle(SERIES[5], "square", None),
-    "refuted": SeriesStyle(SERIES[1], "down", None),
-    "undecided": SeriesStyle(SERIES[4], "up", None),
-    "uninformative": SeriesStyle(SOFT, "circle", None, filled=False),
+    "smaller than printed": SeriesStyle(SERIES[5], "square", None),
+    "not reproduced": SeriesStyle(SERIES[1], "down", None),
+    "seen": SeriesStyle(SERIES[2], "circle", None, filled=False),
+    "not seen": SeriesStyle(SERIES[1], "down", None, filled=False),
+    UNTESTED: SeriesStyle(SOFT, "up", None, filled=False),
 }
 PRINTED = SeriesStyle(INK, "diamond", None, filled=False)
 LEGEND, LETTER = 30, 7
@@ -45,7 +45,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
 
     The claimed side is right; a claim of less is mirrored.
     """
-    names = [f"{claim.text} ({claim.data})" if " for " in claim.data else claim.text for claim, _ in claims]
+    names = [f"{claim.text} ({claim.bed})" for claim, _ in claims]
     labels = [textwrap.wrap(f"{claims[i][1]}: {name}", LABEL) for i, name in enumerate(names)]
     heights = [LINE * len(label) + ROW for label in labels]
     centres = np.cumsum(heights) - np.array(heights) / 2
@@ -80,7 +80,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
         for number, line in enumerate(label):
             up = LINE * ((len(label) - 1) / 2 - number)
             axes.annotate(line, (0, y), xytext=(-12, up), ha="right", color=INK, **at)
-        text = f"{claim.verdict}\n{claim.gate}" if claim.gate else claim.verdict
+        text = f"not tested:\n{claim.gate}" if claim.gate else claim.verdict.replace(" than", "\nthan")
         axes.annotate(text, (1, y), xytext=(12, 0), ha="left", ma="left", color=style.color, **at)
     axes.axvline(0, color=SOFT, linewidth=1.2, zorder=2)
     axes.set_xlim(-reach, reach)
@@ -93,36 +93,6 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
     alt = "; ".join(f"{label[0]} {claim.found}" for (claim, _), label in zip(claims, labels, strict=True))
     keys = (*(STYLES[verdict].key(verdict) for verdict in shown), PRINTED.key("the paper's effect"))
     return inline(figure, slug, alt), keys
-
-
-@drawing()
-def overview(slug: str, counts: Mapping[str, Mapping[Verdict, int]]) -> Markup:
-    """The number of claims by verdict, one bar per paper."""
-    names = [*counts]
-    figure, axes = canvas(WIDTH, 60 + 54 * len(names), left=110, right=90, top=30, bottom=40)
-    for row, name in enumerate(names):
-        start = 0
-        for verdict in VERDICTS:
-            number = counts[name].get(verdict, 0)
-            if number:
-                style = STYLES[verdict]
-                axes.barh(row, number, left=start, height=0.7, color=style.color, edgecolor=PAPER, linewidth=1.5)
-                axes.text(start + number / 2, row, str(number), ha="center", va="center", color=PAPER, fontsize=TEXT)
-            start += number
-        informative = sum(counts[name].get(verdict, 0) for verdict in VERDICTS[:3])
-        text = f"{informative} of {start}\ninformative"
-        axes.annotate(
-            text, (start, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=TEXT - 2, color=SOFT
-        )
-    for place, verdict in enumerate(VERDICTS):
-        at = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points", "va": "bottom"}
-        axes.annotate(f"■ {verdict}", (place / len(VERDICTS), 1), color=STYLES[verdict].color, **at)
-    axes.set_yticks(range(len(names)), names, color=INK)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("claims")
-    texts = {name: fmt.together([f"{n} {v}" for v, n in each.items() if n]) for name, each in counts.items()}
-    alt = "; ".join(f"{name}: {text}" for name, text in texts.items())
-    return inline(figure, slug, alt)
 
 
 def file_of(figure: Figure) -> str:

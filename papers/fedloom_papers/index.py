@@ -1,7 +1,7 @@
-"""The outcome of each reproduction as a file, and one page with the claims of all papers."""
+"""The outcome of each reproduction as a file, a page for each paper's questions, and an overview of a few."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,27 @@ from fedloom._version import __version__
 from fedloom.core.paths import write_atomically
 from fedloom.report import formatting as fmt
 from fedloom.report.markdown import markdown
-from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
+from fedloom.report.metrics import Unit
+from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells, render
 from fedloom_papers.claims import ClaimResult
-from fedloom_papers.forest import can_be_drawn, file_of, forest, overview
+from fedloom_papers.forest import can_be_drawn, file_of, forest
 from fedloom_papers.multiverse import Map, counted, draw
+from fedloom_papers.ran import NOTHING, Ran, sentence, together
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.shipped import SYSTEMS, shipped
 from fedloom_papers.spec import Scale, System
-from fedloom_papers.verdicts import RULE, RULES, VERDICTS
+from fedloom_papers.verdicts import RULE, RULES, UNTESTED
 
 FILE = "outcome.json"
 PAGE, MARKDOWN = "index.html", "table.md"
-CLAIMS, JSON = "claims.md", "claims.json"
+MARKDOWN_OF_ALL, JSON = "claims.md", "claims.json"
 OVERVIEW = "overview.svg"
 SYSTEM_NAMES = {"fedal": "FedAL", "afind": "AFIND+", "evfl": "Proto-EVFL", "augfl": "AugFL"}
-ONCE = "Claims that the same runs decide in the same way are counted once."
+ONCE = (
+    "A question is one comparison of methods; its settings are its rows, and rows that the same runs decide say so. "
+    "Beside a verdict stand what owners reach alone, what the table's oracle reaches, and the method's own diagnoses."
+)
+FACTS = "Facts, bytes and formulas"
 MAP = "Where the headline claim holds"
 HOW = PageSection("How to read a verdict", text=[RULE], points=RULES)
 INTERVAL = f"Difference (95{fmt.NBSP}% interval)"
@@ -44,6 +50,7 @@ class Outcome:
         versions: versions of fedloom that made the runs.
         asked: the selection on the command line.
         maps: where the headline claim holds.
+        ran: data, networks, clients and steps of the runs.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Outcome:
     versions: tuple[str, ...] = ()
     asked: Selection = EVERYTHING
     maps: tuple[Map, ...] = ()
+    ran: Ran = NOTHING
 
 
 Line = tuple[Outcome, ClaimResult, str]
@@ -97,22 +105,31 @@ def repeated(outcomes: Sequence[Outcome]) -> Iterator[Line]:
 
 
 def write_index(target: Path) -> Path:
-    """Write the page, `claims.md`, `claims.json` and the figures of all outcomes in subfolders; returns the page."""
+    """Write the overview, `claims.md`, `claims.json`, a page for each paper in a folder of its own, and the figures of
+    all outcomes in subfolders; returns the overview."""
     outcomes, problems = read_outcomes(target)
     lines = list(repeated(outcomes))
-    page = _page(outcomes, lines, [*problems, *_notes(outcomes)])
+    notes = [*problems, *_notes(outcomes)]
     target.mkdir(parents=True, exist_ok=True)
-    images: dict[str, list[tuple[Figure, str]]] = {}
-    for number, section in enumerate(page.sections):
-        for figure in section.figures:
-            paper = [*_papers(outcomes)][number - 1]
-            file = f"{paper}-map.svg" if figure.title == MAP else f"{paper}.svg" if number else OVERVIEW
-            write_atomically(target / file, file_of(figure).encode())
-            images.setdefault(section.heading, []).append((figure, file))
-    write_atomically(target / PAGE, render(page).encode())
-    write_atomically(target / CLAIMS, markdown(page, images).encode())
+    _write(target, _overview(outcomes, lines, notes), MARKDOWN_OF_ALL, {"": OVERVIEW})
+    for system, own in _papers(outcomes).items():
+        (target / system).mkdir(exist_ok=True)
+        files = {"": f"../{system}.svg", MAP: f"../{system}-map.svg"}
+        _write(target / system, _paper(system, own, lines, notes), MARKDOWN, files)
     write_atomically(target / JSON, dumped([_plain(one, lines) for one in outcomes]))
     return target / PAGE
+
+
+def _write(folder: Path, page: Page, text: str, files: Mapping[str, str]) -> None:
+    """A page as HTML, as Markdown in the file `text`, and its figures by title; "" for any other title."""
+    images: dict[str, list[tuple[Figure, str]]] = {}
+    for section in page.sections:
+        for figure in section.figures:
+            file = files.get(figure.title, files[""])
+            write_atomically(folder / file, file_of(figure).encode())
+            images.setdefault(section.heading, []).append((figure, file))
+    write_atomically(folder / PAGE, render(page).encode())
+    write_atomically(folder / text, markdown(page, images).encode())
 
 
 def _plain(outcome: Outcome, lines: Sequence[Line]) -> dict[str, Any]:
@@ -126,9 +143,13 @@ def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
     changes = {change: None for one in outcomes for change in one.asked.moved}
     parts = {pattern: None for one in outcomes for pattern in one.asked.only}
     yield from Selection((*changes,), (*parts,)).warnings(0)
+    older: dict[tuple[str, ...], list[str]] = {}
     for one in outcomes:
         if {*one.versions} - {__version__}:
-            yield f"The runs of {one.name} used fedloom {fmt.together(one.versions)}."
+            older.setdefault(one.versions, []).append(one.name)
+    for versions, names in older.items():
+        which = fmt.together(names) if len(names) <= 3 else f"{len(names)} tables and figures"
+        yield f"The runs of {which} used fedloom {fmt.together(versions)}."
 
 
 def _papers(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -137,93 +158,148 @@ def _papers(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     return {system: own for system, own in papers.items() if own}
 
 
-def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> Page:
-    papers = _papers(outcomes)
-    groups = [(SYSTEMS[system], {system}, own) for system, own in papers.items()]
-    groups += [("all", {*papers}, [*outcomes])] if len(papers) > 1 else []
+def _overview(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> Page:
+    """The questions that a reader asks first, each with its bed."""
+    chosen = [(one, claim) for one, claim, _ in lines if claim.headline]
     rows = [
         cells(
-            name,
-            str(len(own)),
-            *map(str, _verdicts(lines, systems)),
+            PageCell(claim.text, below=f"{SYSTEM_NAMES[one.system]}: {claim.compared}"),
+            PageCell(one.place, title=one.title, href=f"{quote(one.name)}/{PAGE}"),
+            claim.bed or fmt.NONE,
+            verdict_cell(claim),
+            claim.found,
+            _elsewhere(one.system, claim, lines),
+            claim.beside or fmt.NONE,
+        )
+        for one, claim in chosen
+    ]
+    columns = ("Question", "Place", "Bed", "Verdict", INTERVAL, "In all settings", "Beside it")
+    table = PageTable("Questions that a reader asks first", columns, rows, words=7, prose=True)
+    drawn = [(claim, SYSTEM_NAMES[one.system]) for one, claim in chosen if can_be_drawn(claim)]
+    figures = [Figure("A few questions", *forest("overview", drawn), CAPTION, wide=True)] if drawn else []
+    papers = _papers(outcomes)
+    every = [
+        cells(
+            PageCell(SYSTEMS[system], href=f"{system}/{PAGE}"),
+            _ran(own),
+            str(len({claim.question for one in own for claim in one.claims if not claim.fact})),
             fmt.duration(sum(one.seconds for one in own)),
         )
-        for name, systems, own in groups
+        for system, own in papers.items()
     ]
-    heads = ("Paper", "Tables and figures", *(fmt.capital(verdict) for verdict in VERDICTS), "Time")
-    caption = "Claims by verdict, and the wall time of the runs; those that several tables share count in each"
-    counts = PageTable(caption, heads, rows, prose=True)
-    each = {name: dict(zip(VERDICTS, _verdicts(lines, [name]), strict=True)) for name in papers}
-    svg = overview("overview", {SYSTEM_NAMES[name]: numbers for name, numbers in each.items()})
-    figures = [Figure("Claims by verdict", svg, wide=True)] if outcomes else []
-    sections = [PageSection("Papers", text=[ONCE], figures=figures, tables=[counts])]
-    sections += [_paper(system, own, lines) for system, own in papers.items()]
-    sections.append(HOW)
-    verdicts = _verdicts(lines, SYSTEMS)
-    informative = sum(verdicts[:3])
-    found = [f"{count} {verdict}" for verdict, count in zip(VERDICTS[:3], verdicts, strict=False) if count]
+    heads = ("Paper", "What was run", "Questions", "Time")
+    whole = PageTable("Each paper's page has all its questions", heads, every, words=2, prose=True)
     scale = fmt.together(sorted({one.scale for one in outcomes}))
     number = fmt.times(len(outcomes), "table or figure", "tables and figures")
     return Page(
         title="Reproduced tables and figures",
         subtitle=f"{fmt.capital(scale)} scale · {number}",
-        lead=f"The claims of papers about their results, tested on our runs: {informative} of {sum(verdicts)} have an "
-        f"informative verdict{': ' if found else ''}{fmt.together(found)}.",
+        lead="What runs of published tables showed on the data that were at hand, and what could not be tested there.",
         warning=" ".join(notes),
-        tiles=[
-            Tile(fmt.capital(verdict), f"{count} of {sum(verdicts)}", "claims")
-            for verdict, count in zip(VERDICTS, verdicts, strict=True)
+        sections=[
+            PageSection("Papers", tables=[whole]),
+            PageSection("Questions", text=[ELSEWHERE] if rows else [], figures=figures, tables=[table] if rows else []),
+            HOW,
         ],
-        sections=sections,
-        footer=f"Made by fedloom {__version__}. {CLAIMS} has the page as Markdown, {JSON} all numbers.",
+        footer=f"Made by fedloom {__version__}. {MARKDOWN_OF_ALL} has the page as Markdown, {JSON} all numbers.",
     )
 
 
-def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line]) -> PageSection:
-    """The claims of a paper."""
-    rows = []
-    for one, claim, before in lines:
-        if one.system == system:
-            place = PageCell(one.place, title=one.title, href=f"{quote(one.name)}/{PAGE}")
-            rows.append(
-                cells(
-                    PageCell(claim.text, below=_below(claim)),
-                    place,
-                    verdict_cell(claim, before),
-                    claim.found,
-                    seeds_cell(claim),
-                )
-            )
-    columns = ("Claim", "Place", "Verdict", INTERVAL, "Seeds")
-    table = PageTable("The paper's claims about each table and figure", columns, rows, words=4, prose=True)
-    points = [f"{one.place}, {one.title}: no claim." for one in own if not one.claims]
-    drawn = [(c, one.place) for one, c, before in lines if one.system == system and not before and can_be_drawn(c)]
-    figures = []
-    if drawn:
-        caption = (
-            "Line: our interval. Marker: our mean. Hollow diamond: the paper's effect. The axis ends at 40 points."
-        )
-        figures.append(Figure("Our intervals and the paper's effects", *forest(system, drawn), caption, wide=True))
+CAPTION = (
+    "Line: our 95 % interval. Marker: our mean. Hollow diamond: the paper's effect, where the data are the paper's. "
+    "The axis ends at 40 points."
+)
+ELSEWHERE = "The last but one column has the smallest and the largest mean of all settings of the question."
+
+
+def _elsewhere(system: str, claim: ClaimResult, lines: Sequence[Line]) -> str:
+    """`−1.5 to +0.6, 14 settings`: the means of all settings of a question, in points of an accuracy."""
+    means = [
+        other.mean
+        for one, other, before in lines
+        if not before and (one.system, other.question) == (system, claim.question) and can_be_drawn(other)
+    ]
+    known = [mean for mean in means if mean is not None]
+    if len(known) < 2:
+        return fmt.NONE
+    low, high = (Unit(claim.unit).difference(value) for value in (min(known), max(known)))
+    return f"{low} to {high}, {len(known)} settings"
+
+
+def _paper(system: str, own: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> Page:
+    """The questions of a paper, each with its settings as rows, and apart the facts."""
+    mine = [line for line in lines if line[0].system == system]
+    asked: dict[str, list[Line]] = {}
+    for line in mine:
+        if not line[1].fact:
+            asked.setdefault(line[1].question, []).append(line)
+    rows = [
+        _row(line, question if not number else "")
+        for question, settings in asked.items()
+        for number, line in enumerate(settings)
+    ]
+    columns = ("Question", "Setting", "Place", "Verdict", INTERVAL, "Beside it", "Seeds")
+    table = PageTable("Each question once, with its settings", columns, rows, words=6, prose=True)
+    facts = [_row(line, line[1].question) for line in mine if line[1].fact]
+    apart = PageTable("What messages and data are, whatever a method learns", columns, facts, words=6, prose=True)
+    drawn = [(c, one.place) for one, c, before in mine if not c.fact and not before and can_be_drawn(c)]
+    figures = [Figure("Our intervals", *forest(system, drawn), CAPTION, wide=True)] if drawn else []
+    sections = [PageSection("Questions", text=[ONCE], figures=figures, tables=[table] if rows else [])]
+    sections += [PageSection(FACTS, tables=[apart])] if facts else []
     shown = [each for one in own for each in one.maps]
-    text = []
     if shown:
-        text = [f"{MAP}: {counted(shown)}"]
         caption = "Difference in percentage points, mean over seeds, by reading and data."
-        figures.append(Figure(MAP, *draw(f"{system}-map", shown), caption, wide=True))
-    return PageSection(SYSTEMS[system], text=text, figures=figures, tables=[table] if rows else [], points=points)
+        figure = Figure(MAP, *draw(f"{system}-map", shown), caption, wide=True)
+        sections.append(PageSection(MAP, text=[counted(shown)], figures=[figure], tables=[_legend(shown)]))
+    points = [PageCell(f"{one.place}, {one.title}", href=f"../{quote(one.name)}/{PAGE}") for one in own]
+    every = PageTable(
+        "All tables and figures",
+        ("Place and title", "What was run"),
+        [cells(point, sentence(one.ran)) for point, one in zip(points, own, strict=True)],
+        words=2,
+        prose=True,
+    )
+    sections += [PageSection("Tables and figures", tables=[every]), HOW]
+    return Page(
+        title=SYSTEMS[system],
+        subtitle=f"{fmt.capital(own[0].scale)} scale · {fmt.times(len(asked), 'question')}",
+        lead=_ran(own),
+        warning=" ".join(notes),
+        sections=sections,
+        footer=f"Made by fedloom {__version__}. {MARKDOWN} has the page as Markdown.",
+    )
 
 
-def _below(claim: ClaimResult) -> str:
-    """`Fashion-MNIST; without Credit #200: at chance`."""
-    without = f"without {fmt.together(claim.at_chance)}: at chance" if claim.at_chance else ""
-    return "; ".join(text for text in (claim.data, without) if text)
+def _ran(own: Sequence[Outcome]) -> str:
+    """What was run of a paper, but for tables of facts alone, whose runs are short."""
+    learned = [one.ran for one in own if not one.claims or not all(claim.fact for claim in one.claims)]
+    return sentence(together(learned))
+
+
+def _legend(shown: Sequence[Map]) -> PageTable:
+    """The maps by name, with their numbers of readings and data."""
+    rows = [cells(one.title, str(len(one.rows)), str(len(one.columns))) for one in shown]
+    return PageTable("The maps", ("Map", "Readings", "Data"), rows, prose=True)
+
+
+def _row(line: Line, question: str) -> list[PageCell]:
+    """A setting of a question."""
+    one, claim, before = line
+    return cells(
+        PageCell(question, strong=True),
+        PageCell(claim.compared, below=claim.data),
+        PageCell(one.place, title=one.title, href=f"../{quote(one.name)}/{PAGE}"),
+        verdict_cell(claim, before),
+        claim.found,
+        claim.beside or fmt.NONE,
+        seeds_cell(claim),
+    )
 
 
 def verdict_cell(claim: ClaimResult, before: str = "") -> PageCell:
-    """The verdict with the failed gate, and the place where the same runs decided it `before`."""
-    text = f"{claim.verdict} ({claim.gate})" if claim.gate else claim.verdict
-    strong = claim.verdict in ("reproduced", "refuted") and not before
-    return PageCell(text, below=f"same runs as {before}" if before else "", strong=strong)
+    """The verdict with its bed or the failed gate, and the place where the same runs decided it `before`."""
+    strong = claim.verdict != UNTESTED and not before
+    return PageCell(claim.said, below=f"same runs as {before}" if before else "", strong=strong)
 
 
 def seeds_cell(claim: ClaimResult) -> str:
@@ -231,9 +307,3 @@ def seeds_cell(claim: ClaimResult) -> str:
     if not claim.seeds:
         return fmt.NONE
     return f"{claim.counted} of {len(claim.seeds)}" if 0 < claim.counted < len(claim.seeds) else str(len(claim.seeds))
-
-
-def _verdicts(lines: Sequence[Line], systems: Collection[str]) -> list[int]:
-    """The number of claims of papers with each verdict; claims decided by the same runs count once."""
-    counted = [claim for one, claim, before in lines if not before and one.system in systems]
-    return [sum(claim.verdict == verdict for claim in counted) for verdict in VERDICTS]

@@ -17,14 +17,15 @@ from fedloom_papers import table
 from fedloom_papers.archive import Archive
 from fedloom_papers.claims import ClaimResult, check_claims
 from fedloom_papers.figures import PlotSection, pictures, row_style
-from fedloom_papers.index import FILE, HOW, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
+from fedloom_papers.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
 from fedloom_papers.keys import archive_key
 from fedloom_papers.multiverse import maps
+from fedloom_papers.ran import ran, sentence
 from fedloom_papers.results import TableResults, gather, missing, seeds, untestable
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.shipped import SYSTEMS
 from fedloom_papers.spec import Cell, Reproduction, Scale
-from fedloom_papers.verdicts import VERDICTS
+from fedloom_papers.verdicts import RULE
 
 NUMBERS = "table.csv"
 """The numbers of the table; some pictures have a CSV file beside it."""
@@ -79,7 +80,8 @@ def _outcome(found: TableResults, claims: tuple[ClaimResult, ...]) -> Outcome:
     r = found.reproduction
     versions = tuple(sorted({str(one.environment.get("fedloom")) for one in found.records.values()}))
     about = found.name, r.title, r.place, r.system, found.scale
-    return Outcome(*about, claims, kinds, len(found.records), found.seconds, versions, found.asked, maps(found))
+    counts = len(found.records), found.seconds, versions, found.asked, maps(found), ran(found)
+    return Outcome(*about, claims, kinds, *counts)
 
 
 def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path) -> Page:
@@ -89,14 +91,13 @@ def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[Plo
     if claims:
         sections.append(_claims(claims))
     sections += [picture.section for picture in shown]
-    sections += [HOW] if claims else []
     sections += [_provenance(found), _runs(found, target)]
     return Page(
         title=r.title,
         subtitle=f"{fmt.capital(found.scale)} scale · {r.place} of {SYSTEMS[r.system]}",
-        lead=_lead(claims),
+        lead=sentence(ran(found)),
         warning=" ".join(_warnings(found)),
-        tiles=list(_tiles(found, claims)),
+        tiles=list(_tiles(found)),
         sections=sections,
         footer=f"Made by fedloom {__version__} from the folders of the runs. The numbers are in {NUMBERS}"
         + "".join(f", {picture.name}.csv" for picture in shown if picture.header)
@@ -104,19 +105,7 @@ def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[Plo
     )
 
 
-def _lead(claims: Sequence[ClaimResult]) -> str:
-    """`Of three claims: two reproduced and one undecided.`"""
-    if not claims:
-        return "The paper makes no claim about these numbers that seeds can test."
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
-    texts = [fmt.times(count, verdict, verdict) for verdict, count in counts.items() if count]
-    return f"Of {fmt.times(len(claims), 'claim')}: {fmt.together(texts)}."
-
-
-def _tiles(found: TableResults, claims: Sequence[ClaimResult]) -> Iterator[Tile]:
-    if claims:
-        reproduced = sum(claim.verdict == "reproduced" for claim in claims)
-        yield Tile("Reproduced", f"{reproduced} of {len(claims)}", "claims, by paired differences over seeds")
+def _tiles(found: TableResults) -> Iterator[Tile]:
     measured = sum(number.mean is not None for number in found.numbers.values())
     yield Tile("Cells", f"{measured} of {len(found.places)}", "measured")
     yield Tile("Seeds", fmt.span(seeds(found)) if seeds(found) else fmt.NONE, "per cell")
@@ -133,7 +122,21 @@ def _numbers(found: TableResults) -> PageSection:
         rows.append(cells(PageCell("chance", "always the most frequent class"), *(c or fmt.NONE for c in chances)))
     corner = f"By {r.across}" if r.across else "Row"
     shown = PageTable(table.caption(found), [corner, *map(found.heading, found.columns)], rows)
-    return PageSection("Numbers", text=text, tables=[shown], points=[*untestable(found), *missing(found)])
+    tables = [shown, *_printed(found)]
+    return PageSection("Numbers", text=text, tables=tables, points=[*untestable(found), *missing(found)])
+
+
+def _printed(found: TableResults) -> Iterator[PageTable]:
+    """The paper's numbers for columns in which other data stand in: they are no measure of ours."""
+    columns = [column for column in found.columns if found.stands_in({column})]
+    rows = [
+        cells(row, *(table.printed(found, row, column) for column in columns))
+        for row in found.rows
+        if any(found.numbers[at].paper for column in columns if (at := (row, column)) in found.numbers)
+    ]
+    if rows:
+        caption = "The paper's numbers for these columns, on its own data, which were not used here"
+        yield PageTable(caption, ["Row", *columns], rows)
 
 
 def _row(found: TableResults, row: str) -> list[PageCell]:
@@ -153,12 +156,20 @@ def _row(found: TableResults, row: str) -> list[PageCell]:
 def _claims(claims: Sequence[ClaimResult]) -> PageSection:
     """Each claim with its verdict."""
     rows = [
-        cells(PageCell(c.text, below=c.data), c.compared, verdict_cell(c), c.found, seeds_cell(c), _each_seed(c))
+        cells(
+            PageCell(c.text, below=c.data),
+            c.compared,
+            verdict_cell(c),
+            c.found,
+            c.beside or fmt.NONE,
+            seeds_cell(c),
+            _each_seed(c),
+        )
         for c in claims
     ]
-    columns = ("Claim", "Compared", "Verdict", INTERVAL, "Seeds", "Differences by seed")
-    shown = PageTable("The paper's claims about these results, tested on our runs", columns, rows, words=6, prose=True)
-    return PageSection("Claims", tables=[shown])
+    columns = ("Claim", "Compared", "Verdict", INTERVAL, "Beside it", "Seeds", "Differences by seed")
+    shown = PageTable("The paper's claims about these results, tested on our runs", columns, rows, words=7, prose=True)
+    return PageSection("Claims", text=[RULE], tables=[shown])
 
 
 def _each_seed(claim: ClaimResult) -> str:

@@ -198,6 +198,17 @@ class TableResults:
         pairs = dict.fromkeys(self._data(self.rows[0], column) for column in self.columns if column in columns)
         return ", ".join(ours if ours == theirs else f"{ours} for {theirs}" for ours, theirs in pairs if ours)
 
+    def beds(self, columns: Collection[str]) -> list[str]:
+        """The data sets that were used in columns."""
+        pairs = [self._data(self.rows[0], column) for column in self.columns if column in columns]
+        return [*dict.fromkeys(ours for ours, _ in pairs if ours)]
+
+    def stands_in(self, columns: Collection[str]) -> bool:
+        """Whether one of the columns was run on other data than the paper's."""
+        return any(
+            ours != theirs for ours, theirs in (self._data(self.rows[0], c) for c in self.columns if c in columns)
+        )
+
     def heading(self, column: str) -> str:
         """The name of a column, with the data set that was used."""
         ours, theirs = self._data(self.rows[0], column)

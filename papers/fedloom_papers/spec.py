@@ -116,6 +116,8 @@ class Claim(_SpecModel):
     """The unit; None for the file's."""
     untestable: dict[Scale, str] = Field(default_factory=dict)
     """Why it cannot be tested at a scale."""
+    headline: bool = False
+    """Whether it is one of the questions on the overview of all papers."""
 
     @model_validator(mode="after")
     def _sides(self) -> "Claim":
@@ -205,8 +207,12 @@ class Reproduction(_SpecModel):
     """Whether higher or lower values are better."""
     across: str = ""
     """The quantity that columns vary."""
+    alone: str = ""
+    """The row of owners that train alone, shown beside each verdict."""
     oracle: str = ""
-    """A row that bounds the possible gain, such as training on all rows."""
+    """A row that bounds the possible gain, such as training on all rows, shown beside each verdict."""
+    diagnoses: tuple[str, ...] = ()
+    """Metrics of the claimed row that are shown beside each verdict, such as the accuracy of its discriminator."""
     pictures: tuple[str, ...] = ()
     """Pictures to draw. curves: the metric by iteration. bytes: the metric by bytes sent. columns: rows as lines over
     the columns' values. bars: rows side by side. partition: rows of each class at each client. mixing: the weights with
@@ -243,8 +249,9 @@ class Reproduction(_SpecModel):
         for side in (row for one in self.multiverse for pair in one.pairs for row in pair):
             if side not in rows:
                 raise ValueError(f"multiverse names the unknown row {side!r}. Valid rows are {', '.join(rows)}.")
-        if self.oracle and self.oracle not in rows:
-            raise ValueError(f"oracle names the unknown row {self.oracle!r}. Valid rows are {', '.join(rows)}.")
+        for kind, named in (("alone", self.alone), ("oracle", self.oracle)):
+            if named and named not in rows:
+                raise ValueError(f"{kind} names the unknown row {named!r}. Valid rows are {', '.join(rows)}.")
         if unknown := sorted({*self.pictures} - {*PICTURES}):
             raise ValueError(f"unknown picture {unknown[0]!r}. Valid pictures are {', '.join(PICTURES)}.")
         if "columns" in self.pictures and any(c.value is None for c in self.columns):

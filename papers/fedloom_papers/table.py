@@ -69,7 +69,7 @@ def theirs(found: TableResults, row: str, column: str) -> str:
     some are missing."""
     number = found.numbers[row, column]
     texts = []
-    if number.paper is not None:
+    if number.paper is not None and not found.stands_in({column}):
         mark = f"{fmt.NBSP}{PAPER}" if row in found.best(column, paper=True) else ""
         texts.append(f"paper{fmt.NBSP}{as_printed(*number.paper)}{mark}")
     if number.difference is not None:
@@ -78,6 +78,15 @@ def theirs(found: TableResults, row: str, column: str) -> str:
     if 0 < len(number.by_seed) < planned:
         texts.append(f"{len(number.by_seed)} of {planned} seeds")
     return ", ".join(texts)
+
+
+def printed(found: TableResults, row: str, column: str) -> str:
+    """The paper's number of a cell, `74.4 ± 0.7`, or a dash."""
+    number = found.numbers.get((row, column))
+    if number is None or number.paper is None:
+        return fmt.NONE
+    mark = f"{fmt.NBSP}{PAPER}" if row in found.best(column, paper=True) else ""
+    return f"{as_printed(*number.paper)}{mark}"
 
 
 def chance(found: TableResults, column: str) -> str:
@@ -100,7 +109,7 @@ def caption(found: TableResults) -> str:
     unit = "percentage points" if found.reproduction.unit == "%" else "the same unit"
     lower = ", lower is better" if found.reproduction.better == "lower" else ""
     return (
-        f"{title(found)}{over}{lower}; below: the paper's number, and ours minus it in {unit}. "
+        f"{title(found)}{over}{lower}; below: the paper's number on the same data, and ours minus it in {unit}. "
         f"{OURS} our best in a column, {PAPER} the paper's best"
     )
 

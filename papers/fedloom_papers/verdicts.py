@@ -2,43 +2,63 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from fedloom.report import formatting as fmt
 
-Verdict = Literal["reproduced", "direction only", "refuted", "undecided", "uninformative"]
-VERDICTS: tuple[Verdict, ...] = ("reproduced", "direction only", "refuted", "undecided", "uninformative")
+Verdict = Literal[
+    "reproduced", "smaller than printed", "not reproduced", "seen", "not seen", "could not be tested here"
+]
+UNTESTED: Verdict = "could not be tested here"
+VERDICTS: tuple[Verdict, ...] = (
+    "reproduced",
+    "smaller than printed",
+    "not reproduced",
+    "seen",
+    "not seen",
+    UNTESTED,
+)
 Rule = Literal["more", "less", "within"]
 ALPHA, FIRST = 0.05, 0.04
 """The error rate of a claim over all looks at its seeds, and the part that the first look spends."""
 POWER = 0.8
+NORMAL = 1.96
+"""Standard deviations of a printed effect that its 95 % interval reaches."""
 RELEVANT = 2.0
-"""Percentage points that count as an effect if the paper prints none."""
+"""Percentage points that count as an effect if the paper prints none for the data."""
 OPPOSITE = "the opposite"
-"""The reason of a claim that is refuted by its other side."""
+"""The reason of a claim whose other side is found."""
+WIDE = "interval"
+"""The gate of a claim whose interval is too wide."""
 MOST_LOOKS = 8
 """Looks ahead in the search for the number of seeds that would decide."""
 RULE = (
-    "A verdict compares the printed effect with the 95 % confidence interval of our mean paired difference over seeds "
-    "(Student's t)."
+    "A verdict comes from the 95 % confidence interval of our mean paired difference over seeds (Student's t), and its "
+    "words from the data: a claim is judged on the data for which the paper prints it, and only seen or not on others."
 )
 RULES = (
-    "reproduced: the interval lies on the claimed side, beyond the margin if the claim has one, and covers or exceeds "
-    "the printed effect.",
-    "direction only: it lies on the claimed side, below the printed effect.",
-    "refuted: it excludes the printed effect, and does not exclude zero or the other side.",
-    "undecided: it is too wide; the text says how many seeds would decide.",
-    "uninformative: a gate failed, which the text names.",
-    "Without a printed effect, a claim of a direction is reproduced by the direction, and refuted by an interval below "
-    "2 points.",
-    "The planned seeds are the first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a "
-    "further look, which spends half of the rest, so that the interval is valid at every look. Within a table, Holm's "
-    "correction keeps the error rate of all its verdicts together at 5 %.",
+    "reproduced: on the paper's data, the interval lies on the claimed side, beyond the margin if the claim has one, "
+    "and covers or exceeds the printed effect, which has the printed standard deviations if there are any.",
+    "smaller than printed: on the paper's data, it lies on the claimed side, below the printed effect.",
+    "not reproduced: on the paper's data, it excludes the printed effect, and does not exclude zero or the other side.",
+    "seen, not seen on NAME: other data stand in for the paper's. The printed effect is not compared: seen is an "
+    "interval on the claimed side, and beyond the claim's margin; not seen one that covers zero and no effect of 2 "
+    "points, or lies on the other side.",
+    "could not be tested here: a gate failed, which the text names: the interval is too wide, runs are missing, "
+    "a network is not above always predicting the most frequent class, or the bed has no headroom.",
+    "Headroom: smaller, not reproduced and not seen need a row of the same table, such as an oracle trained on all "
+    "rows, that is at least the effect above the lower side of the claim: the printed one on the paper's data, or 2 "
+    "points.",
+    "The plain 95 % interval decides. Whether to run more seeds is decided by a wider one: the planned seeds are the "
+    "first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a further look, which spends "
+    "half of the rest. Within a table, Holm's correction keeps the error rate of all its verdicts together at 5 %.",
     "A mean over columns leaves out those in which a compared network is not above always predicting the most frequent "
-    "class, and names them, unless the claim is about accuracy and only its better side is that low.",
+    "class, and names them, unless the claim is about accuracy and only its better side is that low. This rule was "
+    "made after the first runs: before it, such a column made the whole claim untestable.",
+    "How many settings were tried for a row is what its file says; the searches of the first runs were not archived.",
     "Within a column, the runs of a seed must have the same test rows; columns differ by design, so comparisons across "
     "columns are paired by seed only.",
 )
@@ -54,9 +74,10 @@ class Decision:
         ends: ends of its confidence interval; None if infinite or below two seeds.
         why: the reason in a few words.
         gate: name of the failed gate; "" if none failed.
-        p: smallest error rate at which the verdict is not `undecided`, over all looks; 1 if there is none.
+        p: smallest error rate at which the interval is not too wide; 1 if there is none.
         seeds: number of seeds that count; later ones wait for the next look.
-        needed: number of seeds with a power of 0.8 to decide an undecided claim; None if unknown.
+        needed: number of seeds with a power of 0.8 to decide a claim whose interval is too wide; None if unknown.
+        settled: whether the wider interval of the look, which covers whenever a reader stops, decides too.
     """
 
     verdict: Verdict
@@ -67,11 +88,12 @@ class Decision:
     p: float = 1.0
     seeds: int = 0
     needed: int | None = None
+    settled: bool = True
 
 
-def uninformative(gate: str, why: str) -> Decision:
+def untested(gate: str, why: str) -> Decision:
     """The verdict if a gate fails."""
-    return Decision("uninformative", why=why, gate=gate)
+    return Decision(UNTESTED, why=why, gate=gate)
 
 
 def look(seeds: int, planned: int) -> tuple[int, float]:
@@ -103,13 +125,12 @@ def _error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def _p_value(values: Sequence[float], against: float, rate: float) -> float:
-    """Two-sided p-value of a mean, multiplied by the number of times that `ALPHA` is spent elsewhere."""
+def _p_value(values: Sequence[float], against: float, deviation: float = 0.0) -> float:
+    """Two-sided p-value of a mean against a number, which may have a standard deviation."""
     from scipy.stats import t
 
-    error, distance = _error(values), abs(float(np.mean(values)) - against)
-    raw = 2 * float(t.sf(distance / error, len(values) - 1)) if error else float(distance == 0)
-    return min(1.0, raw * ALPHA / rate)
+    error, distance = math.hypot(_error(values), deviation), abs(float(np.mean(values)) - against)
+    return 2 * float(t.sf(distance / error, len(values) - 1)) if error else float(distance == 0)
 
 
 def power(seeds: int, effect: float, deviation: float, rate: float) -> float:
@@ -138,9 +159,10 @@ def decide_claim(
     planned: int,
     by: float = 0.0,
     printed: float | None = None,
+    deviation: float = 0.0,
     relevant: float | None = None,
 ) -> Decision:
-    """Apply `RULES` to one claim.
+    """Apply `RULES` to one claim on the paper's data; see `on_stand_in` for others.
 
     Args:
         differences: left minus right by seed, in the order of seeds.
@@ -148,53 +170,64 @@ def decide_claim(
         planned: number of seeds of the first look.
         by: the margin of the claim.
         printed: the paper's left minus right; None if it prints none.
+        deviation: the standard deviation of the printed effect; 0 if it prints none.
         relevant: the smallest effect that counts without a printed one; None if there is none.
     """
     if not len(differences):
-        return uninformative("runs", "no seed is complete")
+        return untested("runs", "no seed is complete")
     if np.isnan(differences).any():
-        return uninformative("measured", "a difference is not a number: no side reaches the level")
+        return untested("measured", "a difference is not a number: no side reaches the level")
     if np.isinf(differences).any():
         return _infinite(differences, rule)
     count, rate = look(len(differences), planned)
     sign = -1.0 if rule == "less" else 1.0
     values = [sign * value for value in differences[:count]]
-    mean, ends = float(np.mean(values)), interval(values, rate)
-    if ends is None:
-        return Decision("undecided", sign * mean, None, "one seed has no interval", seeds=count, needed=max(3, planned))
+    mean, ends, wider = float(np.mean(values)), interval(values, ALPHA), interval(values, rate)
+    if ends is None or wider is None:
+        why = "one seed has no interval"
+        return Decision(UNTESTED, sign * mean, None, why, WIDE, seeds=count, needed=max(3, planned), settled=False)
     effect = None if printed is None else sign * printed
     goal = max(effect, by) if effect is not None and effect > 0 else by or relevant
-    verdict, why = _within(ends, by) if rule == "within" else _directed(ends, by, effect, goal)
+
+    def judged(ends: tuple[float, float]) -> tuple[Verdict, str]:
+        return _within(ends, by) if rule == "within" else _directed(mean, ends, by, effect, deviation, goal)
+
+    verdict, why = judged(ends)
+    of_printed = deviation if goal == effect else 0.0
     bounds = {
-        "reproduced": [by, -by] if rule == "within" else [by],
-        "direction only": [0.0, 0.0 if goal is None else goal],
-        "refuted": [by if mean > 0 else -by] if rule == "within" else [goal or 0.0],
+        "reproduced": [(by, 0.0), (-by, 0.0)] if rule == "within" else [(by, 0.0)],
+        "smaller than printed": [(0.0, 0.0), (0.0, 0.0) if goal is None else (goal, of_printed)],
+        "not reproduced": [(by if mean > 0 else -by, 0.0)] if rule == "within" else [(goal or 0.0, of_printed)],
     }
-    p = max((_p_value(values, bound, rate) for bound in bounds.get(verdict, ())), default=1.0)
+    p = max((_p_value(values, *bound) for bound in bounds.get(verdict, ())), default=1.0)
     needed = None
-    if verdict == "undecided":
+    if verdict == UNTESTED:
         distance = by if rule == "within" else goal - by if goal is not None and goal > by else abs(mean - by)
         needed = seeds_needed(planned, distance, float(np.std(values, ddof=1)), len(differences))
         why = f"{why}; {f'{needed} seeds would decide' if needed else 'too many seeds would be needed'}"
     shown = ends if sign > 0 else (-ends[1], -ends[0])
-    return Decision(verdict, sign * mean, shown, why, p=p, seeds=count, needed=needed)
+    gate, settled = WIDE if verdict == UNTESTED else "", judged(wider)[0] != UNTESTED
+    return Decision(verdict, sign * mean, shown, why, gate, p, count, needed, settled)
 
 
-def _directed(ends: tuple[float, float], by: float, effect: float | None, goal: float | None) -> tuple[Verdict, str]:
+def _directed(
+    mean: float, ends: tuple[float, float], by: float, effect: float | None, deviation: float, goal: float | None
+) -> tuple[Verdict, str]:
     """The verdict on a claim of more, and its reason."""
     low, high = ends
-    if low > by and (effect is None or high >= effect):
+    highest = mean + math.hypot(high - mean, NORMAL * deviation)
+    if low > by and (effect is None or highest >= effect):
         return "reproduced", ""
-    if low > 0 and effect is not None and high < effect:
-        return "direction only", "below the printed effect"
+    if low > 0 and effect is not None and highest < effect:
+        return "smaller than printed", "below the printed effect"
     if low > 0 and high < by:
-        return "direction only", "below the margin"
+        return "smaller than printed", "below the margin"
     if high < 0:
-        return "refuted", OPPOSITE
-    if low <= 0 and goal is not None and high < goal:
+        return "not reproduced", OPPOSITE
+    if low <= 0 and goal is not None and (highest if goal == effect else high) < goal:
         name = "printed effect" if goal == effect else "margin" if goal == by else f"{goal:g} points"
-        return "refuted", f"excludes the {name}, and not zero"
-    return "undecided", "too wide"
+        return "not reproduced", f"excludes the {name}, and not zero"
+    return UNTESTED, "too wide"
 
 
 def _within(ends: tuple[float, float], by: float) -> tuple[Verdict, str]:
@@ -202,36 +235,44 @@ def _within(ends: tuple[float, float], by: float) -> tuple[Verdict, str]:
     low, high = ends
     if -by <= low and high <= by:
         return "reproduced", ""
-    return ("refuted", "they differ by more") if low > by or high < -by else ("undecided", "too wide")
+    return ("not reproduced", "they differ by more") if low > by or high < -by else (UNTESTED, "too wide")
 
 
 def _infinite(differences: Sequence[float], rule: Rule) -> Decision:
     """The verdict if a side never reaches a level: decided if that is so in all of at least three seeds."""
     if len({*differences}) > 1:
-        return uninformative("finite", "a level is not reached in some seeds only")
+        return untested("finite", "a level is not reached in some seeds only")
     first = differences[0] > 0
     why = f"the {'first' if first else 'second'} is infinite in every seed"
     if len(differences) < 3:
-        return Decision("undecided", why=why, seeds=len(differences), needed=3)
+        return Decision(UNTESTED, why=why, gate=WIDE, seeds=len(differences), needed=3, settled=False)
     claimed = rule != "within" and first == (rule == "more")
-    return Decision("reproduced" if claimed else "refuted", why=why, p=0.0, seeds=len(differences))
+    return Decision("reproduced" if claimed else "not reproduced", why=why, p=0.0, seeds=len(differences))
+
+
+def on_stand_in(decision: Decision) -> Decision:
+    """The words of a decision on other data than the paper's, made without a printed effect."""
+    words: dict[Verdict, Verdict] = {
+        "reproduced": "seen",
+        "smaller than printed": "not seen",
+        "not reproduced": "not seen",
+    }
+    return replace(decision, verdict=words.get(decision.verdict, decision.verdict))
 
 
 def conjunction(parts: Sequence[Decision]) -> Decision:
     """The verdict on a claim that holds if all its parts hold, each tested at the full error rate: the weakest."""
-    order: tuple[Verdict, ...] = ("refuted", "uninformative", "undecided", "direction only", "reproduced")
-    weakest = min(parts, key=lambda part: (order.index(part.verdict), -part.p))
-    p = weakest.p if weakest.verdict == "refuted" else max(part.p for part in parts)
-    return Decision(
-        weakest.verdict,
-        weakest.mean,
-        weakest.ends,
-        weakest.why,
-        weakest.gate,
-        p,
-        min(part.seeds for part in parts),
-        weakest.needed,
+    order: tuple[Verdict, ...] = (
+        "not reproduced",
+        "not seen",
+        UNTESTED,
+        "smaller than printed",
+        "reproduced",
+        "seen",
     )
+    weakest = min(parts, key=lambda part: (order.index(part.verdict), -part.p))
+    p = weakest.p if weakest.verdict in order[:2] else max(part.p for part in parts)
+    return replace(weakest, p=p, seeds=min(part.seeds for part in parts), settled=all(one.settled for one in parts))
 
 
 def holm(p_values: Sequence[float], rate: float = ALPHA) -> list[bool]:
@@ -246,7 +287,7 @@ def holm(p_values: Sequence[float], rate: float = ALPHA) -> list[bool]:
 
 def corrected(decision: Decision, rejected: bool, family: int) -> Decision:
     """The decision after Holm's correction over a family of claims."""
-    if rejected or decision.verdict in ("undecided", "uninformative"):
+    if rejected or decision.verdict == UNTESTED:
         return decision
     why = f"{decision.verdict} alone, but not after Holm's correction over {fmt.times(family, 'claim')}"
-    return Decision("undecided", decision.mean, decision.ends, why, p=decision.p, seeds=decision.seeds)
+    return replace(decision, verdict=UNTESTED, why=why, gate=WIDE, needed=None, settled=False)

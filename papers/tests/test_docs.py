@@ -1,13 +1,14 @@
-"""The pages of the papers' results name commands and files that exist, and verdicts of the archive."""
+"""The pages of the papers' results name commands and files that exist, and say no more than the runs can."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from typing import Any
 
-from fedloom_papers.verdicts import VERDICTS
+import pytest
+
+from fedloom_papers.verdicts import UNTESTED, VERDICTS
 from tests.test_docs import ROOT, broken_links, commands, mistake
 
 DOCS = ROOT / "papers" / "docs"
@@ -25,42 +26,61 @@ def test_links_lead_somewhere() -> None:
     assert not {page.name: found for page in PAGES if (found := broken_links(page))}
 
 
-PAPERS = {"fedal": "FedAL", "afind": "AFIND+", "evfl": "Proto-EVFL", "augfl": "AugFL"}
-RESULT = re.compile(
-    r"^\| [^|]+ \| \[([^\]]+)\]\(reproduced/((?:paper/)?)([\w-]+)/table\.md\) \| ([^|]+) \| ([^|]+) \| ([\w ]+) \|$",
-    re.M,
-)
-"""A row of a table of results: place, scale, page, printed effect, our interval, verdict."""
+OLD = ("refuted", "direction only", "uninformative", "undecided")
+"""Words of verdicts that said more than the runs could show."""
 
 
-def claims_of(folder: str) -> dict[str, list[dict[str, Any]]]:
-    """The archived claims by table or figure."""
+def claims_of(folder: str) -> list[dict[str, Any]]:
+    """The archived claims of all tables and figures."""
     text = (DOCS / "reproduced" / folder / "claims.json").read_text(encoding="utf-8")
-    return {one["name"]: [claim | {"place": one["place"]} for claim in one["claims"]] for one in json.loads(text)}
+    return [
+        claim | {"name": one["name"], "system": one["system"]} for one in json.loads(text) for claim in one["claims"]
+    ]
 
 
-def test_every_result_is_that_of_an_archived_claim() -> None:
-    rows = RESULT.findall((DOCS / "index.md").read_text(encoding="utf-8"))
-    assert len(rows) > 70
-    for place, scale, page, printed, here, verdict in rows:
-        shown = {
-            (
-                claim["place"],
-                "—" if claim["printed"] is None else f"{claim['printed']:+.1f}".replace("-", "−"),
-                claim["found"].replace("\xa0", " ").replace(" points", "").split(", printed")[0].split(":")[0],
-                claim["verdict"],
-            )
-            for claim in claims_of(scale)[page]
-        }
-        assert (place, printed, here, verdict) in shown, (page, printed, here, verdict)
+@pytest.mark.parametrize("folder", ["", "paper"])
+def test_only_claims_on_the_papers_own_data_are_judged(folder: str) -> None:
+    for claim in claims_of(folder):
+        assert claim["verdict"] in VERDICTS
+        judged = claim["verdict"] in VERDICTS[:3]
+        assert not (judged and claim["stand_in"]), claim["text"]
+        assert not (claim["verdict"] in ("seen", "not seen") and not claim["stand_in"]), claim["text"]
+        assert not claim["stand_in"] or (
+            claim["printed"] is None and not re.search(r"printed [+−\d]", claim["found"])
+        ), claim["text"]
+        assert not claim["stand_in"] or claim["bed"], claim["text"]
+        assert (claim["verdict"] == UNTESTED) == bool(claim["gate"] and claim["found"]), claim["text"]
 
 
-def test_verdicts_are_counted_as_in_the_archive() -> None:
-    text, counted = (DOCS / "index.md").read_text(encoding="utf-8"), Counter[tuple[str, str]]()
-    for page, claims in claims_of("").items():
-        counted.update((page.split("-")[0], claim["verdict"]) for claim in claims if not claim["same_runs_as"])
-    for system, paper in PAPERS.items():
-        row = " | ".join(str(counted[system, verdict]) for verdict in VERDICTS)
-        assert f"| {paper} | {row} |" in text
-    informing = sum(n for (_, verdict), n in counted.items() if verdict in VERDICTS[:3])
-    assert f"{informing} of {counted.total()} claims inform" in text
+def test_pages_do_not_use_the_old_words_nor_count_verdicts() -> None:
+    counts = re.compile(rf"\b\d+ (of \d+ claims|{'|'.join(VERDICTS)})\b")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert not [word for word in OLD if word in text], page
+        assert not counts.search(text), (page, counts.search(text))
+
+
+def test_the_overview_has_at_most_twelve_questions_each_with_its_bed() -> None:
+    chosen = [claim for claim in claims_of("") if claim["headline"]]
+    assert 4 <= len(chosen) <= 12 and {claim["system"] for claim in chosen} == {"fedal", "afind", "evfl", "augfl"}
+    text = (DOCS / "reproduced" / "claims.md").read_text(encoding="utf-8")
+    assert all(f"| {claim['bed']} |" in text for claim in chosen)
+
+
+@pytest.mark.parametrize("system", ["fedal", "afind", "evfl", "augfl"])
+def test_a_papers_page_says_first_what_was_run_and_asks_each_question_once(system: str) -> None:
+    text = (DOCS / "reproduced" / system / "table.md").read_text(encoding="utf-8")
+    first = next(
+        line for line in text.split("\n") if line and not line.startswith(("#", ">")) and " scale · " not in line
+    )
+    for word in (
+        "Run here: ",
+        "with multilayer perceptrons",
+        "rounds" if system != "fedal" else "iterations",
+        "of the paper's",
+    ):
+        assert word in first
+    mine = [claim for claim in claims_of("") if claim["system"] == system and not claim["fact"]]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in text.split("\n") if "](../" in line]
+    asked = [row for row in rows if row]
+    assert {claim["question"] for claim in mine} <= {row.replace("\\", "") for row in asked}

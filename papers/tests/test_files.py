@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ def test_a_name_that_does_not_exist() -> None:
 
 
 def test_merging_keeps_the_tables_below() -> None:
-    under = {"rounds": 3, "data": {"clients": 4, "partition": "dirichlet", "options": {"alpha": 1.0}}}
+    under: dict[str, Any] = {"rounds": 3, "data": {"clients": 4, "partition": "dirichlet", "options": {"alpha": 1.0}}}
     assert merged(under, {"iterations": 9, "data": {"clients": 5}}) == {
         "iterations": 9,
         "data": {"clients": 5, "partition": "dirichlet", "options": {"alpha": 1.0}},

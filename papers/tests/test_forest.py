@@ -1,4 +1,4 @@
-"""Forest plots and the overview of verdicts."""
+"""Forest plots."""
 
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.report.page import Figure
 from fedloom_papers.claims import ClaimResult
-from fedloom_papers.forest import can_be_drawn, file_of, forest, overview
+from fedloom_papers.forest import can_be_drawn, file_of, forest
 
 ONE = ClaimResult(
     text="A is more <accurate> than B.",
@@ -37,29 +37,26 @@ class Elements(HTMLParser):
 
 
 def test_each_claim_has_its_text_and_verdict() -> None:
-    other = replace(ONE, text="B is less accurate.", rule="less", verdict="refuted", mean=90.0, ends=(80.0, 100.0))
-    gated = replace(ONE, text="C is more accurate.", verdict="uninformative", gate="headroom", printed=None)
+    other = replace(
+        ONE, text="B is less accurate.", rule="less", verdict="not reproduced", mean=90.0, ends=(80.0, 100.0)
+    )
+    gated = replace(ONE, text="C is more accurate.", verdict="could not be tested here", gate="headroom", printed=None)
     svg, keys = forest("x", [(ONE, "Table I"), (other, "Table I"), (gated, "Figure 2")])
     texts = " ".join(Elements(str(svg)).texts)
-    for words in ("Table I: A is more <accurate> than B.", "reproduced", "refuted", "headroom", "Figure 2: C is"):
+    for words in ("Table I: A is more <accurate> than B.", "not reproduced", "headroom", "Figure 2: C is"):
         assert words in texts
-    assert [key.text for key in keys] == ["reproduced", "refuted", "uninformative", "the paper's effect"]
+    assert [key.text for key in keys] == [
+        "reproduced",
+        "not reproduced",
+        "could not be tested here",
+        "the paper's effect",
+    ]
     assert forest("x", [(ONE, "Table I"), (other, "Table I"), (gated, "Figure 2")])[0] == svg
 
 
 @pytest.mark.parametrize("change", [{"unit": "MB"}, {"mean": None}, {"ends": None}])
 def test_claims_without_an_interval_in_points_are_not_drawn(change: dict[str, object]) -> None:
     assert can_be_drawn(ONE) and not can_be_drawn(replace(ONE, **change))  # type: ignore[arg-type]
-
-
-def test_the_overview_counts_verdicts_and_stands_alone() -> None:
-    svg = overview("x", {"FedAL": {"reproduced": 17, "undecided": 4}, "AFIND+": {"refuted": 30}})
-    texts = Elements(str(svg)).texts
-    assert {"17", "4", "30", "FedAL", "AFIND+"} <= {*texts}
-    assert "17 of 21" in " ".join(texts) and "informative" in " ".join(texts)
-    assert "FedAL: 17 reproduced and 4 undecided" in str(svg)
-    file = file_of(Figure("Claims", svg))
-    assert file.startswith('<svg xmlns="http://www.w3.org/2000/svg"') and "var(--" not in file
 
 
 def test_a_file_has_its_legend_above_the_figure() -> None:

@@ -2,6 +2,7 @@
 
 from papers.tests.conftest import Made
 
+from fedloom.report.metrics import RunMetric
 from fedloom_papers.multiverse import Map, MapCell, counted, draw, maps
 from fedloom_papers.results import gather
 from fedloom_papers.shipped import shipped
@@ -17,7 +18,7 @@ def test_each_cell_is_a_paired_difference_with_its_own_interval(made: Made) -> N
     assert len(one.rows) == 2 and len(one.columns) == len(found.columns)
     for column, (there, back) in enumerate(zip(*one.cells, strict=True)):
         name = found.columns[column]
-        left, right = (found.number(row, name, "accuracy", "%").mean or 0 for row in rows[:2])
+        left, right = (found.number(row, name, RunMetric.parse("accuracy"), "%").mean or 0 for row in rows[:2])
         assert there is not None and back is not None
         assert abs(there.mean - (left - right)) < 1e-9 and abs(there.mean + back.mean) < 1e-9
         assert there.low <= there.mean <= there.high and there.seeds == 3

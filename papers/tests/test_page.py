@@ -143,10 +143,10 @@ def test_every_run_is_listed_and_its_folder_exists(made: Made, written: tuple[Pa
 
 def test_the_claims_are_reported(written: tuple[Path, Outcome]) -> None:
     target, outcome = written
-    assert [claim.verdict for claim in outcome.claims] == ["reproduced", "uninformative", "reproduced"]
+    assert [claim.verdict for claim in outcome.claims] == ["reproduced", "could not be tested here", "reproduced"]
     _, claims, *_ = Tables((target / "index.html").read_text()).tables
-    assert [row[2] for row in claims[1:]] == ["reproduced", "uninformative (runs)", "reproduced"]
-    assert claims[2][3:] == ["needs ImageNet models", "–", ""]
+    assert [row[2] for row in claims[1:]] == ["reproduced", "could not be tested here (runs)", "reproduced"]
+    assert claims[2][3:] == ["needs ImageNet models", "–", "–", ""]
     assert outcome.cells == {"all": 4, "some": 0, "none": 0, "untestable": 2}
 
 
@@ -164,12 +164,12 @@ def tables_of(text: str) -> Iterator[list[list[str]]]:
 def test_the_markdown_has_whole_tables(written: tuple[Path, Outcome]) -> None:
     text = (written[0] / "table.md").read_text()
     numbers, claims, facts = tables_of(text)
-    assert {len(line) for line in numbers} == {3} and {len(line) for line in claims} == {6}
+    assert {len(line) for line in numbers} == {3} and {len(line) for line in claims} == {7}
     assert [line[0] for line in numbers] == ["By α", "---", r"AFIND+ \| \<i\>", "Local", "Large", "chance"]
     mean = float(table(written[0] / "table.csv")[0]["mean"])
     assert numbers[2][1].startswith(f"{mean:.1f}") and "<br>paper\u00a078" in numbers[2][1]
     assert "<script>" not in text and facts[5][0] == "Versions"
-    assert [line[2] for line in claims[2:]] == ["reproduced", "uninformative (runs)", "reproduced"]
+    assert [line[2] for line in claims[2:]] == ["reproduced", "could not be tested here (runs)", "reproduced"]
 
 
 def test_what_is_missing_or_failed_is_reported(made: Made, tmp_path: Path) -> None:
@@ -199,7 +199,10 @@ def test_what_is_missing_or_failed_is_reported(made: Made, tmp_path: Path) -> No
     assert f"{A.replace('<', '&lt;').replace('>', '&gt;')} @ α = 5, seed 0: not run" in text
     assert "Local @ α = 5, seed 0: failed: the loss is &lt;not&gt; a number" in text
     assert "has no ledger.csv. Restore the file" in text
-    assert (outcome.claims[0].verdict, outcome.claims[0].found) == ("uninformative", "1 of 3 seeds are missing")
+    assert (outcome.claims[0].verdict, outcome.claims[0].found) == (
+        "could not be tested here",
+        "1 of 3 seeds are missing",
+    )
     assert len(outcome.versions) == 2
 
 
@@ -207,7 +210,7 @@ def test_a_page_without_any_run_says_why(made: Made, tmp_path: Path) -> None:
     target = tmp_path / "afind-table-1"
     outcome = page.write(made.reproduction, "small", made.cells, lambda run: tmp_path / "runs" / run.method, target)
     assert (outcome.runs, outcome.seconds) == (0, 0)
-    assert {claim.verdict for claim in outcome.claims} == {"uninformative"}
+    assert {claim.verdict for claim in outcome.claims} == {"could not be tested here"}
     shown, *_ = Tables((target / "index.html").read_text()).tables
     assert shown[1][1:] == ["not run\npaper 78", "not run\npaper 74.4 ± 0.7"]
     assert not [*target.glob("curves.csv")]
@@ -220,23 +223,41 @@ def test_the_pages_are_the_same_whenever_they_are_written(made: Made, written: t
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
 
-def test_the_index_has_every_claim_in_a_line(written: tuple[Path, Outcome]) -> None:
+def test_a_paper_s_page_has_every_claim_in_a_line_and_says_first_what_was_run(written: tuple[Path, Outcome]) -> None:
     target, outcome = written
     path = write_index(target.parent)
     assert path == target.parent / "index.html"
-    found = Tables(path.read_text())
-    counts, claims = found.tables
-    assert counts[1][1:7] == ["1", "2", "0", "0", "0", "1"]
-    assert [row[2].split(" (")[0] for row in claims[1:]] == [claim.verdict for claim in outcome.claims]
-    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
-    assert links == ["afind-table-1/index.html"] * 3 and (path.parent / links[0]).is_file()
-    sums, listed = tables_of((path.parent / "claims.md").read_text())
-    assert sums[2][1:7] == counts[1][1:7]
-    assert listed[2][1] == "[Table I](afind-table-1/table.md)"
+    paper = target.parent / "afind"
+    found = Tables((paper / "index.html").read_text())
+    questions, facts, every = found.tables
+    assert [row[3] for row in [*questions[1:], *facts[1:]]] == [
+        claim.said for claim in sorted(outcome.claims, key=lambda claim: claim.fact)
+    ]
+    assert [row[0].strip() for row in facts[1:]] == [f"{A} against Local: bytes"] and len(every) == 2
+    links = [str(attrs["href"]) for tag, attrs in found.tags if tag == "a"]
+    assert links == ["../afind-table-1/index.html"] * 4 and (paper / links[0]).is_file()
+    text = (paper / "table.md").read_text()
+    lead = text.split("\n\n")[2]
+    assert lead.startswith("Run here: Handwritten digits, with multilayer perceptrons, 4 clients, 2 rounds, 3 seeds.")
+    assert "[Table I](../afind-table-1/table.md)" in text
     (one,) = json.loads((path.parent / "claims.json").read_text())
     assert [claim.pop("same_runs_as") for claim in one["claims"]] == [None] * 3
     assert one == json.loads((target / "outcome.json").read_text())
     assert [claim["verdict"] for claim in one["claims"]] == [claim.verdict for claim in outcome.claims]
+
+
+def test_the_overview_has_the_chosen_questions_with_their_beds_and_no_counts(
+    written: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    _, outcome = written
+    chosen = replace(outcome.claims[2], headline=True, bed="Digits", verdict="not seen")
+    put(tmp_path, replace(outcome, claims=(*outcome.claims[:2], chosen)))
+    papers, questions = Tables(write_index(tmp_path).read_text()).tables
+    assert len(papers) == 2 and "Run here: Handwritten digits" in papers[1][1]
+    assert [row[2:4] for row in questions[1:]] == [["Digits", "not seen on Digits"]]
+    counts = re.compile(r"\d+ (of \d+ claims|reproduced|not seen|could not)")
+    assert not counts.search((tmp_path / "claims.md").read_text())
+    assert (tmp_path / "overview.svg").is_file()
 
 
 def put(folder: Path, outcome: Outcome) -> None:
@@ -263,24 +284,17 @@ def test_the_index_is_of_all_outcomes_that_are_present(written: tuple[Path, Outc
     assert replace(found[0], name=outcome.name, place=outcome.place, versions=outcome.versions) == outcome
     text = write_index(tmp_path).read_text()
     assert "torn/outcome.json is damaged" in text and "The runs of mine used fedloom 0.0.1." in text
-    counts, claims = Tables(text).tables
-    assert counts[1][1:7] == [
-        "3",
-        "2",
-        "0",
-        "0",
-        "0",
-        "3",
-    ]  # two claims counted once; what cannot be run is no evidence
-    told = [row[2].partition("\n")[2] for row in claims[1:]]
-    again = ["same runs as Table II", "", "same runs as Table II"]
-    assert told == ["", "", "", *again, *again]
+    questions, facts, _ = Tables((tmp_path / "afind" / "index.html").read_text()).tables
+    told = [row[3].partition("\n")[2] for row in [*questions[1:], *facts[1:]]]
+    again = ["same runs as Table II"] * 2
+    assert sorted(told) == ["", "", "", "", "", *again, *again]  # what cannot be run is no evidence
+    assert len([row for row in questions[1:] if row[0].strip()]) == 2, "a question is named once"
     assert [one["claims"][0]["same_runs_as"] for one in json.loads((tmp_path / "claims.json").read_text())] == [
         None,
         "Table II",
         "Table II",
     ]
-    assert "reproduced<br>same runs as Table II" in (tmp_path / "claims.md").read_text()
+    assert "reproduced<br>same runs as Table II" in (tmp_path / "afind" / "table.md").read_text()
     assert (tmp_path / "claims.md").read_text().count("## How to read a verdict\n") == 1
 
 

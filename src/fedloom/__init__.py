@@ -6,7 +6,9 @@ The public names, all of them:
     Experiment, RunConfig, Result   configs and results
     Method, MethodConfig, Party     the parts of a method page
     Federation, ClientContext       the primitives of a round, and a party's private resources
+    FederatedClassifier             a scikit-learn estimator that trains by a federation
     trial                           whether owners of data gain by federating
+    stats                           Table 1 of several owners' rows
     load, split                     data sets, and their rows by client
     FedloomError                    base of every error raised on purpose
 
@@ -27,12 +29,16 @@ if TYPE_CHECKING:
     from fedloom.core.party import Party
     from fedloom.data.sources import load
     from fedloom.data.split import split
+    from fedloom.estimators import FederatedClassifier
+    from fedloom.experiment.stats import stats
     from fedloom.experiment.trial import trial
 
 _HOMES = {
     "fedloom.data.sources": ("load",),
     "fedloom.data.split": ("split",),
+    "fedloom.experiment.stats": ("stats",),
     "fedloom.experiment.trial": ("trial",),
+    "fedloom.estimators": ("FederatedClassifier",),
     "fedloom.core.errors": ("FedloomError",),
     "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
     "fedloom.core.federation": ("Federation",),
@@ -45,6 +51,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ClientContext",
     "Experiment",
+    "FederatedClassifier",
     "Federation",
     "FedloomError",
     "Method",
@@ -58,6 +65,7 @@ __all__ = [
     "read",
     "run",
     "split",
+    "stats",
     "trial",
 ]
 

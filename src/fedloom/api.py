@@ -10,30 +10,39 @@ comparison = fedloom.compare(["fedal", "fedmd", "local"], seeds=[0, 1, 2], itera
 comparison["differences"]
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
+import numpy as np
 from torch import nn
+from torch.utils.data import Dataset as TorchDataset
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.cards import html_card, latex_table
+from fedloom.core.errors import ConfigError, DataError, FedloomError
 from fedloom.core.method import Method
 from fedloom.experiment.config import objects
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.run import Experiment, RunConfig
-from fedloom.experiment.plan.reading import check, read
+from fedloom.experiment.config.spoken import in_python
+from fedloom.experiment.plan.reading import check, read, seeds_from, seeds_of
 from fedloom.experiment.run import execute as runs
 from fedloom.experiment.run.compare import execute_all
 from fedloom.experiment.run.engine import Backend, local_backend
 from fedloom.experiment.run.execute import RunResult, Status, Stopped, settle
-from fedloom.experiment.run.metrics import GLOBAL
-from fedloom.experiment.run.result import RunSummary
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, in_words
+from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.experiment.run.trained import TrainedModels
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
@@ -45,7 +54,12 @@ OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """A finished run. It prints in five lines.
+    """A finished run. It prints in five lines, and is a card in a notebook.
+
+    Example:
+        >>> result = run("fedmd", iterations=5, clients=3, models="mlp", seed=1)
+        >>> result.summary["rounds"], len(result.models), result.to_frame().shape[0]
+        (5, 3, 3)
 
     Attributes:
         summary: the content of `result.json`.
@@ -60,8 +74,25 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients of the final accuracy on the global test set."""
+        """Mean over clients of the final accuracy on the global test set.
+
+        Raises:
+            ConfigError: the label is a number, see `rmse`.
+        """
+        if "accuracy" not in self.summary:
+            raise ConfigError("the label of this run is a number, which has no accuracy: see result.rmse")
         return float(self.summary["accuracy"]["mean"])
+
+    @property
+    def rmse(self) -> float:
+        """Mean over clients of the final root mean squared error on the global test set, in the unit of the label.
+
+        Raises:
+            ConfigError: the label has classes, see `accuracy`.
+        """
+        if "rmse" not in self.summary:
+            raise ConfigError("the label of this run has classes and no error in a unit: see result.accuracy")
+        return float(self.summary["rmse"]["mean"])
 
     @cached_property
     def models(self) -> list[nn.Module]:
@@ -79,7 +110,7 @@ class Result:
         return self._trained.common()
 
     @cached_property
-    def metrics(self) -> "pandas.DataFrame":
+    def metrics(self) -> pandas.DataFrame:
         """Every measurement: round, iteration, stage, party ("" for all), metric and value. A client has the name of
         the owner of its rows, if it is known."""
         columns, names = ["round", "iteration", "stage", "party", "metric", "value"], self._trained.names
@@ -87,7 +118,7 @@ class Result:
         return _pandas().DataFrame(rows, columns=columns)
 
     @cached_property
-    def clients(self) -> "pandas.DataFrame":
+    def clients(self) -> pandas.DataFrame:
         """One row for each client: its network, number of training rows, whether it is unseen, and its
         final measurements."""
         last = max((row[0] for row in self.rows), default=0)
@@ -103,6 +134,38 @@ class Result:
         for entry in found:
             entry["client"] = self._trained.names[str(entry["client"])]
         return _pandas().DataFrame(found)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """What the server has learned: the coefficients of a linear model with standard errors, p-values and intervals,
+        or the importance of each column of trees. Tables with other columns than the first, such as that of the fit,
+        are in `summary["learned"]`.
+
+        Raises:
+            ConfigError: the method reports no table.
+        """
+        tables = self.summary.get("learned", [])
+        if not tables:
+            raise ConfigError(f"{self.summary['method']} reports no table of what it has learned: see result.clients")
+        columns = tables[0]["columns"]
+        alike = [table for table in tables if table["columns"] == columns]
+        rows = [[*([table["title"]] if len(alike) > 1 else []), *row] for table in alike for row in table["rows"]]
+        return _pandas().DataFrame(rows, columns=[*(["Table"] if len(alike) > 1 else []), *columns])
+
+    def to_latex(self) -> str:
+        """What the server has learned, or else the final measurements of the clients, as a LaTeX table (package
+        booktabs)."""
+        frame = self.to_frame() if self.summary.get("learned") else self.clients
+        return latex_table([*frame.columns], frame.to_numpy().tolist())
+
+    def plot(self) -> Figure:
+        """The accuracy by iteration, as a matplotlib Figure."""
+        from fedloom.report import quick
+
+        return quick.learning(self.rows, RunSummary.model_validate(self.summary))
+
+    def _repr_html_(self) -> str:
+        head, *lines = repr(self).splitlines()
+        return html_card(head, [line.strip() for line in lines])
 
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.
@@ -141,9 +204,11 @@ class Result:
         lines = [f"{s.method} on {s.dataset}: {s.clients} clients, {per_round}"]
         for metric, found in list(s.accuracies.items())[:2]:
             chance = s.chance_of(metric)
-            beside = "" if chance is None else f", {s.most_frequent(metric)} {chance:.1%}"
-            shown = f"{found.mean:.1%}" + (f" ± {found.std:.1%} over clients" if len(found.per_client) > 1 else "")
-            lines.append(f"  accuracy {s.describe(metric)}: {shown}{beside}")
+            beside = "" if chance is None else f", {s.most_frequent(metric)} {in_words(metric, chance)}"
+            shown = in_words(metric, found.mean)
+            shown += f" ± {in_words(metric, found.std)} over clients" if len(found.per_client) > 1 else ""
+            name = SCORES[s.on_test].title if s.task == "number" else "accuracy"
+            lines.append(f"  {name} {s.describe(metric)}: {shown}{beside}")
         if s.scores:
             lines.append("  " + ", ".join(f"{name} {value:.3f}" for name, value in s.scores.items() if name != GLOBAL))
         lines.append(
@@ -155,15 +220,68 @@ class Result:
 
 
 class CompareResult(dict[str, Any]):
-    """The content of `comparison.json`. It prints the verdict and the differences with their 95 % intervals."""
+    """The content of `comparison.json`. It prints the verdict and the differences with their 95 % intervals.
+
+    Example:
+        >>> found = compare(["fedmd", "local"], seeds=2, iterations=5, clients=3, models="mlp")
+        >>> found.to_frame()["method"].tolist()
+        ['fedmd', 'local']
+    """
 
     def __repr__(self) -> str:
-        from fedloom.experiment.run.result import Comparison
         from fedloom.report.results import conclusion
         from fedloom.report.terminal import line
 
-        differences = Comparison.model_validate(self).differences
-        return "\n  ".join([line(self), *(conclusion(one) for one in differences)])
+        return "\n  ".join([line(self), *(conclusion(one) for one in self._checked.differences)])
+
+    @property
+    def _checked(self) -> Comparison:
+        return Comparison.model_validate(self)
+
+    @property
+    def verdict(self) -> str:
+        """The lead of the best method over the second best, with its interval; and what was not equal."""
+        from fedloom.report.terminal import line
+
+        return line(self)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each method: mean and standard deviation over seeds of the main metric; the reference minus the
+        method, with the ends of its 95 % interval; bytes and seconds of a run."""
+        found = self._checked
+        differences = {d.other: d for d in found.differences}
+        rows = []
+        for m in found.methods:
+            one, d = (m.scores if found.joint else m.accuracies)[found.metric], differences.get(m.name)
+            low, high = (None, None) if d is None or d.interval is None else d.interval
+            lead = {"difference": None if d is None else d.mean, "low": low, "high": high}
+            costs = {"sent": m.bytes.sent, "received": m.bytes.down, "seconds": m.seconds}
+            row = {"method": m.name, str(found.metric): one.mean, "s.d.": one.std_over_seeds, "seeds": len(m.seeds)}
+            rows.append({**row, **lead, **costs})
+        return _pandas().DataFrame(rows)
+
+    def to_latex(self) -> str:
+        """The table of a paper, for the package booktabs: see `fedloom compare --latex`."""
+        from fedloom.report import paper
+
+        return paper.latex(self._checked)
+
+    def to_bibtex(self) -> str:
+        """The BibTeX entries that `to_latex` cites."""
+        from fedloom.report import paper
+
+        return paper.bibtex(self._checked)
+
+    def plot(self) -> Figure:
+        """The main metric of each method, its mean and each seed's value, as a matplotlib Figure."""
+        from fedloom.report import quick
+
+        return quick.methods(self._checked)
+
+    def _repr_html_(self) -> str:
+        from fedloom.report import quick
+
+        return quick.comparison_card(self._checked, self.verdict)
 
 
 def _pandas() -> Any:
@@ -174,20 +292,83 @@ def _pandas() -> Any:
     return pandas
 
 
+class RunSettings(TypedDict, total=False):
+    """The settings that `run` and `compare` take as keywords, beside their own arguments: those of a run, and those of
+    its data. `fedloom list settings` and the settings page describe each."""
+
+    name: str
+    preset: str
+    params: Mapping[str, Any]
+    seed: int
+    rounds: int | None
+    iterations: int | None
+    columns: Mapping[str, Any]
+    topology: Mapping[str, Any]
+    churn: Mapping[str, Any]
+    aggregate: Mapping[str, Any]
+    engine: str | Mapping[str, Any]
+    evaluate: Mapping[str, Any]
+    faults: Mapping[str, Any]
+    method: str
+    root: str | None
+    clients: int
+    partition: str
+    options: Mapping[str, Any]
+    unseen: float | str | Sequence[str]
+    server_rows: int | str | None
+    public_rows: int | None
+    test_fraction: float
+    test_rows: int | None
+    validation: float
+    own_test_rows: int | None
+    id: str | None
+    drop: Sequence[str]
+    keep: Sequence[str]
+    missing: str
+    task: str | None
+    missing_words: Sequence[str]
+    decimal: str
+    row_schema: Mapping[str, Any] | None
+
+
+Data: TypeAlias = "tuple[Any, Any] | pandas.DataFrame | TorchDataset[Any] | list[Any] | Mapping[str, Any] | str | Path"
+"""Arrays (X, y), a data frame, a torch Dataset, a list with one of these for each client; or a name or settings."""
+Model: TypeAlias = nn.Module | Callable[..., Any] | str
+"""A module, a factory or a name."""
+Progress: TypeAlias = Callable[["Status"], None] | bool | None
+"""A function that is called after each round, or True for a progress bar."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_python(function: F) -> F:
+    """The function, whose errors name arguments of Python in place of options of the command line."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except FedloomError as error:
+            error.args = (in_python(str(error)),)
+            raise
+
+    return cast(F, wrapped)
+
+
+@_in_python
 def run(
     config: RunConfig | Method | str | Path,
     *,
-    data: Any = None,
-    test: Any = None,
+    data: Data | None = None,
+    test: Data | float | None = None,
     label: str | None = None,
-    group: Any = None,
-    models: Any = None,
-    pretrained: Any = None,
+    group: str | Sequence[Any] | np.ndarray | None = None,
+    models: Model | Sequence[Model] | Mapping[str, Any] | None = None,
+    pretrained: nn.Module | str | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: Callable[[Status], None] | None = None,
+    progress: Progress = None,
     trust: Sequence[str] = (),
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Result:
     """Execute one run.
 
@@ -209,7 +390,7 @@ def run(
         pretrained: the server's pretrained model: a module, a name, or a table of settings.
         out: the run folder; None writes nothing.
         resume: continue the run in `out`.
-        progress: called after each round.
+        progress: called after each round; True shows a progress bar.
         trust: code that a TOML file outside the working folder may name, such as "mine.py" or "package.module:name".
         **settings: further settings, such as `seed=1`, `params={"tau": 5}`, and those of `[data]`, such as `clients=5`,
             or for a frame `missing="median"`, `drop=["after_*"]`, `keep`, `id` and `unseen=["va"]`. With a `RunConfig`,
@@ -218,37 +399,42 @@ def run(
     Raises:
         FedloomError: the config, an object or a checkpoint is invalid.
     """
-    settings = _named(settings, data, test, label, group, models, pretrained)
+    if isinstance(config, list | tuple):
+        raise ConfigError(f"run takes one method: to compare {len(config)}, use fedloom.compare({list(config)!r})")
+    given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(config, Method):
-        config = check({"run": {"method": objects.method_name(config), "name": config.name, **settings}}).run
+        config = check({"run": {"method": objects.method_name(config), "name": config.name, **given}}).run
     elif isinstance(config, RunConfig):
-        config = check({"run": {**config.model_dump(), **settings}}).run
+        config = check({"run": {**config.model_dump(), **given}}).run
     else:
-        experiment = read(str(config), flags=settings, trust=trust)
+        experiment = read(str(config), flags=given, trust=trust)
         if experiment.compare is not None:
             raise ConfigError(f"{config} is a comparison: use fedloom.compare({str(config)!r})")
         config = experiment.run
     folder = _settled(out, resume)
-    found = execute(config, folder, resume=resume, progress=progress, keep_models=True)
+    with _shown(progress, 1) as shown:
+        found = execute(config, folder, resume=resume, progress=shown, keep_models=True)
     assert found.trained is not None
     return Result(found.summary, found.metrics, found.folder, found.trained)
 
 
+@_in_python
 def compare(
     methods: str | Path | Sequence[str | Method | dict[str, Any]],
     *,
-    seeds: Sequence[int] | None = None,
-    data: Any = None,
-    test: Any = None,
+    seeds: int | Sequence[int] | None = None,
+    data: Data | None = None,
+    test: Data | float | None = None,
     label: str | None = None,
-    group: Any = None,
-    models: Any = None,
-    pretrained: Any = None,
+    group: str | Sequence[Any] | np.ndarray | None = None,
+    models: Model | Sequence[Model] | Mapping[str, Any] | None = None,
+    pretrained: nn.Module | str | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: Callable[[Status], None] | None = None,
+    progress: Progress = None,
     trust: Sequence[str] = (),
-    **settings: Any,
+    tune: bool = False,
+    **settings: Unpack[RunSettings],
 ) -> CompareResult:
     """Execute several methods and seeds on identical splits; returns the content of `comparison.json`.
 
@@ -257,25 +443,61 @@ def compare(
     Args:
         methods: names, `Method` objects, or tables of `method`, `preset`, `params`, `name`; the first is the reference.
             Or the name or TOML file of a comparison.
-        seeds: one run for each method and seed; None for those of the comparison, or 0.
+        seeds: a number of seeds, such as 5 for 0 to 4, or a list of them: one run for each method and seed. None for
+            those of the comparison, or 0.
+        tune: first choose the learning rate of each method on validation rows, with equal effort for all.
         data, test, label, group, models, pretrained, out, resume, progress, trust, **settings: see `run`.
 
     Raises:
         FedloomError: see `run`.
     """
-    if isinstance(seeds, int):
-        raise ConfigError(f"seeds must be a list, such as [0, 1, 2], not {seeds}")
-    settings = _named(settings, data, test, label, group, models, pretrained)
+    given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(methods, str | Path):
-        config = read(str(methods), flags=settings, trust=trust)
+        config = read(str(methods), flags=given, trust=trust)
         if config.compare is None:
-            raise ConfigError(f"{methods} is a single run: use fedloom.run({str(methods)!r})")
+            raise ConfigError(
+                f"{methods} is a single run: use fedloom.run({str(methods)!r}), or list several methods, such as "
+                f"[{str(methods)!r}, 'local']"
+            )
         run_values, compared = config.run.model_dump(), config.compare.model_dump()
     else:
-        run_values, compared = settings, {"methods": [_entry(method) for method in methods]}
-    experiment = check({"run": run_values, "compare": {**compared, **({"seeds": list(seeds)} if seeds else {})}})
+        run_values, compared = given, {"methods": [_entry(method) for method in methods]}
+    experiment = check(
+        {
+            "run": run_values,
+            "compare": {
+                **compared,
+                **(
+                    {} if seeds is None else {"seeds": seeds_of(seeds) if isinstance(seeds, str) else seeds_from(seeds)}
+                ),
+            },
+        }
+    )
     folder = _settled(out, resume, several=True)
-    return CompareResult(execute_all(experiment, folder, resume=resume, progress=progress, execute=execute))
+    with _shown(progress, len(experiment.runs())) as shown:
+        found = execute_all(experiment, folder, resume=resume, progress=shown, execute=execute, tune=tune)
+    return CompareResult(found)
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress, runs: int) -> Iterator[Callable[[Status], None] | None]:
+    """What is called after each round: for True, a bar over the rounds of all runs, in a terminal or a notebook."""
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    if not progress:
+        yield None
+        return
+    from rich.progress import Progress as Bar
+
+    with Bar(transient=True) as bar:
+        task = bar.add_task("rounds", total=None)
+
+        def show(status: Status) -> None:
+            text = f"{status.run.label} seed {status.run.seed}: {status.metric} {status.accuracy:.1%}"
+            bar.update(task, advance=1, total=runs * status.rounds, description=text)
+
+        yield show
 
 
 def _settled(out: str | Path | None, resume: bool, several: bool = False) -> Path | None:
@@ -298,6 +520,19 @@ def _named(
     settings: Mapping[str, Any], data: Any, test: Any, label: str | None, group: Any, models: Any, pretrained: Any
 ) -> dict[str, Any]:
     """The settings with names in place of objects."""
+    if "X" in settings or "y" in settings:
+        raise DataError("give arrays together, as data=(X, y)")
+    if "partition" in settings and not isinstance(settings["partition"], str):
+        raise ConfigError(
+            f"partition must be a name, such as 'dirichlet', not a {type(settings['partition']).__name__}: to assign "
+            "rows to clients yourself, give data=[(X1, y1), (X2, y2)], or group= with the owner of each row"
+        )
+    if settings.get("rounds") is not None and settings.get("iterations") is not None:
+        raise ConfigError("give rounds or iterations, not both")
+    if isinstance(data, Mapping) and hasattr(data, "column_names"):  # a DatasetDict of Hugging Face
+        raise DataError(f"data has the splits {', '.join(map(str, data))}: give one, such as data['train']")
+    if {"X", "y"} & ({*data} if isinstance(data, Mapping) else set()):
+        raise DataError("give arrays as a tuple, data=(X, y): a table is for settings, such as data={'name': 'mnist'}")
     top = {key: value for key, value in settings.items() if key not in OF_DATA}
     table = {key: value for key, value in settings.items() if key in OF_DATA}
     if data is None or isinstance(data, str | Path | Mapping):

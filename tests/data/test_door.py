@@ -167,14 +167,15 @@ def test_a_column_that_float32_cannot_hold_is_shifted_first() -> None:
         fedloom.run("local", data=(np.array(large["x"], float)[:, None], small["y"]), clients=2, rounds=1)
 
 
-def test_many_whole_numbers_are_a_question() -> None:
+def test_many_whole_numbers_are_a_number_to_predict_with_a_note() -> None:
     x = np.random.default_rng(0).normal(size=(210, 2)).astype(np.float32)
     y = np.arange(210) % 30
-    with pytest.raises(DataError, match="looks like a number to predict"):
-        read_data({"a": x[:, 0], "y": y}, label="y")
-    with pytest.raises(DataError, match="looks like a number to predict"):
-        fedloom.run("local", data=(x, y), clients=2, rounds=1)
+    found = read_data({"a": x[:, 0], "y": y}, label="y")
+    assert found.classes == () and found.y.dtype == np.float64 and found.y.tolist() == y.tolist()
+    assert 'data.task = "classes"' in found.notes[0]
+    assert fedloom.run("fedavg", data=(x, y), clients=2, rounds=1).summary["task"] == "number"
     assert len(read_data({"a": x[:, 0], "y": y}, label="y", task="classes").classes) == 30
+    assert read_data({"a": x[:, 0], "y": y % 3}, label="y", task="number").y.tolist() == (y % 3).tolist()
 
 
 @pytest.mark.parametrize("form", [lambda y: y, lambda y: y.to_numpy(dtype=object), lambda y: y.astype("string"), list])

@@ -57,6 +57,7 @@ SMALL = {
     "server_steps": 5,
     "local_rounds": 2,
     "aggregator_steps": 3,
+    "lot": 4,
 }
 """Settings by name, for the methods that have them as whole numbers."""
 ENGINES: dict[str, dict[str, Any]] = {
@@ -70,6 +71,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "ray": {"name": "ray", "workers": 2},
     "lockstep": {"name": "batched"},
 }
+LINEAR: dict[str, Any] = {"fedglm": {"l2": 1.0}, "fedcox": {"l2": 1.0, "time": "mean area", "times": 20}, "stats": {}}
 EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}
 THOROUGH = ("fedal", "fedmd-lf", "local", "fedavg", "gossip", "afind-plus", "proto-evfl", "split")
 """Methods that differ most in what they ask of an engine: these meet every engine."""
@@ -107,12 +109,15 @@ def run_of(name: str, norm: str) -> RunConfig:
         values["models"]["pool"], values["data"] = ONE_NETWORK, {**WORLD["data"], "test_fraction": FEW_ROWS}
     if method.family == "tables":  # a round is many calls, all of which must succeed
         few: dict[str, float] = {"depth": 3, "bins": 8, **({"mix": 2} if method.fixed else {})}
-        few = {"l2": 1.0} if name == "fedglm" else few
+        few = LINEAR.get(name, few)
         values |= {"faults": {"dropout": 0.01}, "params": {**small(method), **few}}
+        if name == "fedcox":  # which needs two classes
+            values["data"] = {**WORLD["data"], "name": "breast_cancer", "public_rows": 0, "partition": "iid"}
     if method.family == "meta" or "warm_start" in method.fixed:
         values |= {"pretrained": {**SERVER["pretrained"], "norm": norm}, "data": {**values["data"], "server_rows": 200}}
     if method.setting == "vertical":
-        values |= {**COLUMNS, "params": {**small(method), "centered": norm == "batch"}}
+        centered = {"centered": norm == "batch"} if "centered" in method.config.model_fields else {}
+        values |= {**COLUMNS, "params": {**small(method), **centered}}
         if method.any_contributor:
             values["columns"] = {**COLUMNS["columns"], "missing": 0.3}
         if "aggregate" in method.config.model_fields:  # what is averaged must be alike
@@ -254,8 +259,13 @@ def test_the_loop_s_run_is_one_worth_comparing(method: str) -> None:
         return
     if registry()[method].family == "tables":
         assert loop["ledger"]["entries"] and all(
-            len(state["beta" if method == "fedglm" else "trees.root"]) for state in loop["states"].values()
+            len(state["shares" if method == "stats" else "beta" if method in LINEAR else "trees.root"])
+            for state in loop["states"].values()
         )
+        return
+    if "no network" in registry()[method].needs:
+        assert loop["server"]["forests.0.root"].numel() == 3 * SMALL["lot"]
+        assert bool(loop["ledger"]["entries"]) == (method == "vertical-forest")
         return
     learns = [0] if method == "active-only" else list(loop["states"])
     passes = [v for i in learns for k, v in loop["states"][i].items() if k.endswith("num_batches_tracked")]

@@ -239,7 +239,7 @@ def test_a_result_prints_in_five_lines_and_has_frames_and_a_page(tmp_path: Path)
     ("arguments", "error", "text"),
     [
         ({"data": (X, Y[:9])}, DataError, "X has 240 rows, but y has 9 labels"),
-        ({"data": (X, X[:, 0])}, DataError, "y has fractions"),
+        ({"data": (X, X[:, 0]), "task": "classes"}, DataError, "y has fractions"),
         ({"data": (np.array([["a"], ["b"]]), [0, 1])}, DataError, "X must have numbers"),
         ({"data": 3}, DataError, "not a int"),
         ({"data": []}, DataError, "empty list"),

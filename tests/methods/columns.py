@@ -98,7 +98,9 @@ class Columns:
         **params: Any,
     ) -> None:
         self.method = method
-        self.cfg = method.configure(preset, {"embedding_dim": WIDTH, "batch_size": 8, **params})
+        small = {"embedding_dim": WIDTH, "batch_size": 8}
+        small = {name: value for name, value in small.items() if name in method.config.model_fields}
+        self.cfg = method.configure(preset, {**small, **params})
         y, every = people(parties, aligned, unaligned, seed, rare)
         known = aligned + unaligned
         labels = torch.full((len(every[0].pool),), -1)

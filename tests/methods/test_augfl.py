@@ -62,7 +62,7 @@ class Squares(augfl.AugFLClient):  # type: ignore[misc]
     """A client with that loss in place of cross-entropy."""
 
     def update(self, **arguments: Any) -> dict[str, Tree]:
-        with mock.patch.object(meta_steps, "weighted_cross_entropy", squares):
+        with mock.patch.object(meta_steps, "weighted_loss", squares):
             return super().update(**arguments)
 
 
@@ -296,15 +296,13 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
 
     want: Any = torch.func.jvp(torch.func.grad(of), (weights,), (v,))[1]  # forward over reverse
     at = {k: w.float() for k, w in weights.items()}
-    value, gradient, product = party.curvature_at(
-        at, partial(steps.weighted_cross_entropy, party), *client_context.support
-    )
+    value, gradient, product = party.curvature_at(at, partial(steps.weighted_loss, party), *client_context.support)
     found = product({k: x.float() for k, x in v.items()})
     length = torch.cat([w.flatten() for w in want.values()]).norm()
     off = torch.cat([(found[k].double() - want[k]).flatten() for k in want]).norm()
     assert float(off / length) < 1e-5
     assert torch.allclose(value.double(), loss(double, weights, x.double(), y), atol=1e-6)
-    again = party.gradient_at(at, partial(steps.weighted_cross_entropy, party), *client_context.support)[1]
+    again = party.gradient_at(at, partial(steps.weighted_loss, party), *client_context.support)[1]
     assert all(torch.equal(gradient[k], again[k]) for k in gradient)
     apart = hvp_by_difference(party, at, {k: x.float() for k, x in v.items()}, 1e-2, unit=False)
     off = torch.cat([(apart[k].double() - want[k]).flatten() for k in want]).norm()

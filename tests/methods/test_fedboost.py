@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedloom
 from fedloom import methods
 from fedloom.core.faults import Faults
 from fedloom.core.message import decode, digest, encode
@@ -178,3 +179,9 @@ def test_a_run_that_continues_from_its_saved_state_gives_the_same_bits() -> None
     second.server.load(server)
     assert digest(second.run(3, start=2).server.state()) == digest(whole.server.state())
     assert model(second) == model(whole)
+
+
+def test_a_run_whose_last_round_adds_no_trees_has_a_result() -> None:
+    data = {"name": "breast_cancer", "clients": 3, "partition": "iid", "test_rows": 40}
+    result = fedloom.run("fedboost", rounds=1, data=data, faults={"dropout": 1.0})
+    assert 0 < result.accuracy < 1 and result.summary["failures"] >= 3

@@ -66,7 +66,7 @@ def test_with_every_row_no_noise_and_no_clipping_a_step_is_one_of_gradient_desce
     party: Any = Toy(FEDAVG, 3, **{**SMALL, "batch_size": 1000, "dp": dp}).party(1)
     before = {k: v.clone() for k, v in party.params.items()}
     x, y = party.data.every, party.data.y(torch.arange(len(party.data)))
-    _, gradient = party.gradient(lambda x, y: steps.cross_entropy(party, x, y), x, y)
+    _, gradient = party.gradient(lambda x, y: steps.label_loss(party, x, y), x, y)
     private.dp_step(party, Draws(None), list(party.params), len(party.data))
     for k, w in party.params.items():
         assert torch.allclose(w, before[k] - 0.1 * gradient[k], atol=1e-6)
@@ -224,7 +224,7 @@ def test_one_row_moves_a_proxy_by_no_more_than_its_bound_also_after_training() -
             return selection.proxy(peer, 1)[0]
         x, y = peer.sample_batch(1, size=20)
         each = peer.row_gradients(
-            lambda x, y: steps.cross_entropy(peer, x, y), x, y, of=selection.proxy_names(peer.params)
+            lambda x, y: steps.label_loss(peer, x, y), x, y, of=selection.proxy_names(peer.params)
         )
         flat = torch.cat([g.flatten(1) for g in each.values()], 1)
         return (flat * (0.1 / flat.norm(dim=1).clamp_min(0.1))[:, None]).mean(0)

@@ -53,7 +53,7 @@ PEERS: dict[str, dict[str, Any]] = {
 }
 """The methods in which each peer averages."""
 RULES = ("median", "trimmed", "krum", "multikrum", "clip", "centered")
-SUMS = {"fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedglm"}
+SUMS = {"fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedextra", "fedglm", "fedcox", "stats"}
 """Methods whose replies are integers that are added exactly, and refuse a rule."""
 NOTHING_TO_COMBINE = {"local", "alone", "kd-only", "server-ce-only", "local-only"}
 """Configurations of pages with rules in which nothing is averaged."""

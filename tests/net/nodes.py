@@ -57,6 +57,7 @@ def config(folder: Path, name: str, names: list[str], **values: Any) -> NodeConf
         "methods": list(registry()),
         "data": {n: {"dataset": n} for n in ("digits", "breast_cancer", "wine")},
         "secret_noise": False,
+        "approve": "off",
         "min_sum": 3,
     }
     return NodeConfig(**{**given, **values})

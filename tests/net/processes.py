@@ -264,7 +264,9 @@ def machines(folder: Path, count: int, *, settings: str = SETTINGS, begin: bool 
         there = stack.enter_context(loop())
         ports = dict(zip(("coordinator", "spare", "second"), free_ports(3), strict=True))
         addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
-        commands.certs(names, folder, sorted(registry()), Console(quiet=True), address=addresses["coordinator"])
+        commands.certs(
+            names, folder, sorted(registry()), Console(quiet=True), address=addresses["coordinator"], here=True
+        )
         identity(folder, "second")
         federation = folder / "federation.toml"
         federation.write_text("wait = 240\nsecret_draw = false\n" + federation.read_text())

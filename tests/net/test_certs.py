@@ -221,7 +221,7 @@ def test_a_list_that_is_old_or_another_ca_s_is_reported(authority: CertificateAu
     found, stranger = me._list, holder(other, "hospital-b")
     assert found is not None and found.against(credentials._shown(me.certificate.read_bytes())) == ""
     assert "have different CAs" in found.against(credentials._shown(stranger.certificate.read_bytes()))
-    found._ends = datetime(2020, 1, 2, tzinfo=UTC)
+    found.ends = datetime(2020, 1, 2, tzinfo=UTC)
     assert "expired on 2020-01-02" in found.against(credentials._shown(me.certificate.read_bytes()))
     assert me.caller(context(me)) is None
 
@@ -313,7 +313,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 def make(folder: Path, *names: str, **options: Any) -> str:
     """`fedloom certs`, and what it prints."""
     out = io.StringIO()
-    certs(names, folder, ["fedal", "gossip"], Console(file=out, width=200), **options)
+    certs(names, folder, ["fedal", "gossip"], Console(file=out, width=200), **{"here": True, **options})
     return out.getvalue()
 
 
@@ -350,7 +350,7 @@ def test_nodes_can_be_added_and_existing_files_stays(tmp_path: Path) -> None:
     told = make(folder, "hospital-c", address="c.example:9000")
     assert "Add hospital-c to peers in node.toml of hospital-a, hospital-b" in told
     changed = {path.name for path, data in before.items() if path.read_bytes() != data}
-    assert changed == {"federation.toml", "issued.csv"}
+    assert changed == {"federation.toml", "issued.csv", "revoked.pem"}
     assert "# mine too" in federation.read_text()
     nodes = tomllib.loads(federation.read_text())["nodes"]
     assert nodes[2] == {"name": "hospital-c"}

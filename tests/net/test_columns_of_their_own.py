@@ -277,9 +277,9 @@ def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
     with machines(tmp_path_factory.mktemp("processes"), 2, begin=False) as made:
         for node, file, id in zip(made.nodes, files[1:], ("subject", "patient"), strict=True):
             config = node.folder / "node.toml"
-            config.write_text(
-                f'min_rows = 4\n{config.read_text()}[data.people]\nrows = "{file}"\nid = "{id}"\nids_total = 100000\n'
-            )
+            people = f'[data.people]\nrows = "{file}"\nid = "{id}"\nids_total = 100000\n'
+            text = config.read_text().replace('approve = "ask"', 'approve = "off"')
+            config.write_text(f"min_rows = 4\n{text}{people}")
         federated(made.federation, files)
         made.straight()
         yield made

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
 
+from fedloom.remote import payload
 from fedloom.remote.frames import PULSE, SILENCE
 from fedloom.remote.hub import Hub
 from fedloom.remote.loop import AT_WORK, ListeningLoop, ListeningSelector
+from fedloom.remote.rpc_errors import CallRefused
 
 LINKS = 300
 
@@ -133,3 +136,73 @@ def test_the_clock_of_a_loop_counts_what_it_waits() -> None:
         assert here.listened() - before == pytest.approx(5 + 4 * AT_WORK)
 
     run(work())
+
+
+async def ask(hub: Hub, name: str, kind: str, head: dict[str, Any], *rest: bytes) -> bytes:
+    return await hub.answer(name, kind, payload.pack(head, *rest))
+
+
+@pytest.fixture
+def parser(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parser]:
+    made = Parser()
+    monkeypatch.setattr(payload, "unpack", made)
+    yield made
+    made.go.set()
+
+
+class Parser:
+    """`payload.unpack`, which stops at calls of `node-0` until `go`."""
+
+    def __init__(self) -> None:
+        self.real, self.go, self.stopped = payload.unpack, threading.Event(), threading.Semaphore(0)
+        self.at_once = self.most = 0
+
+    def __call__(self, body: bytes, *more: Any) -> Any:
+        if b"slow" not in bytes(body):
+            return self.real(body, *more)
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        self.stopped.release()
+        self.go.wait()
+        self.at_once -= 1
+        return self.real(body, *more)
+
+
+def test_a_head_that_takes_long_delays_no_other_node_and_has_one_thread(parser: Parser) -> None:
+    """The reply of another node arrives while the coordinator is still at the first one's."""
+
+    async def work() -> None:
+        hub = Hub(["node-0", "node-1"], "run", "", lambda *_: None)
+        for connection in hub.connections.values():
+            connection.session = "s"
+            connection.heard("s")
+        try:
+            reply: dict[str, Any] = {"hub": hub.token, "number": 99, "code": "", "words": "slow"}
+            slow = [asyncio.ensure_future(ask(hub, "node-0", "reply", reply)) for _ in range(20)]
+            await asyncio.to_thread(parser.stopped.acquire)
+            call = asyncio.ensure_future(hub.connections["node-1"].ask("do", b"work", deadline=60))
+            poll = {"hub": "", "last": -1, "session": "s", "limit": 1 << 20}
+            head, _ = parser.real(await ask(hub, "node-1", "next", poll))
+            await ask(hub, "node-1", "reply", {**reply, "number": head["number"], "words": ""}, b"done")
+            assert await call == b"done" and not any(one.done() for one in slow)
+            parser.go.set()
+            await asyncio.gather(*slow)
+            assert parser.most == 1
+        finally:
+            parser.go.set()
+            for connection in hub.connections.values():
+                await connection.close()
+
+    asyncio.run(work())
+
+
+def test_a_large_head_of_a_node_is_refused_before_it_is_parsed() -> None:
+    async def work() -> None:
+        hub = Hub(["node-0"], "run", "", lambda *_: None)
+        for head in ({"code": "x" * 65536, "words": "y" * 65536}, {"words": ["z"] * 9, "code": ""}):
+            with pytest.raises(CallRefused) as refusal:
+                await ask(hub, "node-0", "reply", {"hub": hub.token, "number": 0, **head})
+            assert refusal.value.code == "malformed"
+        await hub.connections["node-0"].close()
+
+    asyncio.run(work())

@@ -38,7 +38,7 @@ remote.node(__import__("pathlib").Path(sys.argv[1]), insecure=True)
 def test_certs_writes_for_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        done = CliRunner().invoke(app, ["certs", "a", "b", "--out", str(tmp_path / "fed")])
+        done = CliRunner().invoke(app, ["certs", "a", "b", "--all-here", "--out", str(tmp_path / "fed")])
     finally:
         os.umask(before)
     assert done.exit_code == 0, done.output

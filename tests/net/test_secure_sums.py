@@ -79,6 +79,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "augfl": {},
     "fedboost": {"depth": 2, "bins": 8},
     "fedforest": {"depth": 2, "bins": 8, "lot": 2},
+    "fedextra": {"depth": 2, "bins": 8},
     "fedglm": {"l2": 1.0},
 }
 

@@ -36,6 +36,7 @@ def node(folder: Path, **values: Any) -> NodeConfig:
         "callers": ["hub", "second"],
         "peers": ["peer"],
         "methods": ["fedavg"],
+        "approve": "off",
         "data": {"mine": {"dataset": "digits"}, "hidden-cohort": {"dataset": "wine"}},
     }
     return NodeConfig(**{**given, **values})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -271,3 +272,34 @@ def test_lines_of_an_earlier_version_are_reported_apart(tmp_path: Path) -> None:
     assert (found.lines, found.unchained) == (1, 2)
     with pytest.raises(CheckpointError, match=r"no audit\.jsonl"):
         audit.verify(tmp_path / "nowhere")
+
+
+def refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Refusals in two files, of which older ones were dropped; and one answered call."""
+    monkeypatch.setattr(audit, "LARGEST", 3000)
+    written = AuditLog(folder / "audit.jsonl")
+    written.write("answered", "hub", call=0)
+    for n in range(60):
+        written.refuse("hub", call=n)
+    return [folder / "refused.1.jsonl", folder / "refused.jsonl"]
+
+
+def test_refused_calls_have_a_chain_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = refusals(tmp_path, monkeypatch)
+    kept = sum(len(file.read_text().splitlines()) for file in files)
+    found = audit.verify(tmp_path)
+    assert (found.lines, found.refusals) == (1, kept) and 10 < kept < 60
+    last = files[1].read_bytes().splitlines()[-1]
+    assert audit.verify(tmp_path, noted=hashlib.sha256(last).hexdigest()) == found
+
+
+@pytest.mark.parametrize("what", ["changed", "removed", "file removed"])
+def test_an_edit_of_a_refusal_is_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, _ = refusals(tmp_path, monkeypatch)
+    lines = old.read_bytes().splitlines(keepends=True)
+    lines[3:4] = [lines[3].replace(b"hub", b"bub")] if what == "changed" else []
+    old.write_bytes(b"".join(lines))
+    if what == "file removed":
+        old.unlink()
+    with pytest.raises(CheckpointError, match="changed, removed or inserted"):
+        audit.verify(tmp_path)

@@ -18,6 +18,7 @@ from tests.node.hosts import RunRequest, config, opening
 GOOD = """
 name = "node"
 callers = { coordinator = "127.0.0.1:7443" }
+revoked = "revoked.pem"
 methods = ["fedavg", "fedmd"]
 [data.mine]
 rows = "mine.csv"
@@ -47,8 +48,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     found = read(written(tmp_path, GOOD))
     assert found.state == tmp_path / "state" and found.data["mine"].rows == tmp_path / "mine.csv"
     assert (found.ca, found.certificate, found.key, found.revoked) == (
-        *(tmp_path / f"{name}.pem" for name in ("ca", "certificate", "key")),
-        None,
+        *(tmp_path / f"{name}.pem" for name in ("ca", "certificate", "key", "revoked")),
     )
 
 
@@ -92,6 +92,7 @@ min = { batchsize = 4 }
         (('"127.0.0.1:7443" }', '"a.example:7443" }\ninsecure = true'), "loopback"),
         (("[data.mine]", 'listen = "127.0.0.1:7443"\n[data.mine]'), "listen was removed: nodes dial"),
         (("[data.mine]", 'relay = "127.0.0.1:7443"\n[data.mine]'), "relay was removed: nodes dial"),
+        (("revoked = ", "# "), "revoked: a node with own rows needs the list of revoked certificates"),
         (('rows = "mine.csv"', ""), "set exactly one of dataset"),
         (('rows = "mine.csv"', 'rows = "mine.csv"\ndataset = "digits"'), "set exactly one of dataset"),
         (('rows = "mine.csv"', 'dataset = "digits"\npublic = "p.csv"'), "public needs rows"),

@@ -8,16 +8,18 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
+from click import Context, Group
 from rich.markup import escape
 
 from fedloom._version import __version__
-from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, sweep, trial
+from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
-from fedloom.core.errors import ConfigError, FedloomError
+from fedloom.core.errors import ConfigError, FedloomError, did_you_mean
 from fedloom.core.extensions import commands
 from fedloom.core.renamed import renamed
 
@@ -41,16 +43,40 @@ def root(
         raise typer.Exit
 
 
-for command in (
-    *(runs.run, runs.compare, trial.trial, reports.watch, reports.report, catalog.list_, data.data, data.align),
-    *(deploy.export, deploy.embed, deploy.predict, pretrain.pretrain, catalog.copy, check.check),
-    *(remote.certs, remote.node, sweep.sweep, reports.track),
-):
-    app.command(command.__name__.rstrip("_"))(command)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Experiments": (runs.run, runs.compare, sweep.sweep, reports.watch, reports.report, reports.track),
+    "Your own data": (data.data, stats.stats, trial.trial, data.align, deploy.export, deploy.predict, deploy.embed),
+    "Methods and models": (catalog.list_, catalog.copy, check.check, pretrain.pretrain),
+    "Between organizations": (remote.certs, remote.node),
+}
+"""The commands by their group in the help."""
+for panel, group in PANELS.items():
+    for command in group:
+        app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(command)
 ADDED = commands()
 for name, added in ADDED.items():
-    app.command(name)(added)
-app.add_typer(remote.audit, name="audit")
+    app.command(name, rich_help_panel="Experiments")(added)
+app.add_typer(remote.audit, name="audit", rich_help_panel="Between organizations")
+
+
+@app.command("help", hidden=True)
+def help_(context: typer.Context, command: Annotated[str | None, typer.Argument()] = None) -> None:
+    """Show the help, or that of a command."""
+    assert context.parent is not None
+    group = context.parent.command
+    assert isinstance(group, Group)
+    found = group if command is None else group.get_command(context.parent, command)
+    if found is None:
+        raise ConfigError(f"there is no command {command!r}.{did_you_mean(str(command), group.commands)}")
+    parent = context.parent if command is None else Context(found, info_name=command, parent=context.parent)
+    typer.echo(found.get_help(parent))
+
+
+@app.command("version", hidden=True)
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
 
 if "reproduce" not in ADDED:
 
@@ -66,6 +92,8 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
+    from fedloom.remote.node.logs import TextFormatter
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # such as cp1252, which lacks signs of tables and of mathematics
@@ -73,7 +101,9 @@ def main() -> NoReturn:
         handler = RichHandler(console=err, show_time=False, show_path=False)
         logging.basicConfig(level="WARNING", format="%(message)s", handlers=[handler])
     else:  # one line per message: a file has no width
-        logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
+        plain = logging.StreamHandler()
+        plain.setFormatter(TextFormatter("%(levelname)-8s %(message)s"))
+        logging.basicConfig(level="WARNING", handlers=[plain])
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
     sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
     if os.environ.get("_FEDLOOM_COMPLETE") == "complete_bash":
@@ -98,7 +128,7 @@ def main() -> NoReturn:
         if show is None:
             raise
         option = getattr(error, "option_name", "")
-        if sentence := renamed(option) or _as_setting(option):
+        if sentence := renamed(option) or _as_setting(option) or _as_comparison(error):
             err.print(f"[bold red]error[/]  {escape(sentence)}", soft_wrap=True)
         else:
             show()
@@ -124,12 +154,41 @@ def _complete_in_bash() -> NoReturn:
     sys.exit()
 
 
+def _as_comparison(error: Exception) -> str:
+    """The error on several methods of fedloom run."""
+    context, text = getattr(error, "ctx", None), getattr(error, "message", "")
+    if context is None or context.info_name != "run" or "unexpected extra argument" not in text:
+        return ""
+    return "fedloom run takes one method: to compare several, use fedloom compare, such as: fedloom compare fedal fedmd"
+
+
+RARE = ("pretrained", "topology", "faults", "churn", "columns")
+"""Sections whose settings are named only if no other has one of that name."""
+WORDS = {
+    **dict.fromkeys(("data", "dataset"), "-s data.name=NAME, or the path of a file"),
+    **dict.fromkeys(("gpu", "cuda"), "--device cuda"),
+    **dict.fromkeys(("model", "models", "net", "network"), "-s models.pool=NAME"),
+    **dict.fromkeys(("num_clients", "n_clients", "parties"), "-s data.clients=NUMBER"),
+    **dict.fromkeys(("num_rounds", "global_rounds"), "--rounds NUMBER"),
+    **dict.fromkeys(("learning_rate",), "-s params.lr=RATE"),
+    **dict.fromkeys(("jobs", "n_jobs", "num_workers"), "--workers NUMBER"),
+    **dict.fromkeys(("output", "output_dir"), "--out FOLDER"),
+    **dict.fromkeys(("config",), "the file itself: fedloom run FILE.toml"),
+}
+"""Options of other programs -> what to write."""
+
+
 def _as_setting(option: str) -> str:
     """The error on an unknown option that is the name of a setting."""
     name = option.removeprefix("--").replace("-", "_")
     known = listing()
+    if name in WORDS:
+        return f"no option {option}: write {WORDS[name]}"
     keys = [key for key in known["settings"] if key.rpartition(".")[2] == name]
     keys += [f"params.{name}"] * any(
         row["name"] == f"params.{name}" for rows in known["params"].values() for row in rows
     )
+    keys = [key for key in keys if key.partition(".")[0] not in RARE] or keys
+    if name == "alpha":
+        keys = ["data.options.alpha", *keys]
     return f"no option {option}: write {' or '.join(f'-s {key}=VALUE' for key in keys)}" if name and keys else ""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedloom.cli.listing import LISTS, ROOT, complete_list, completing, listing, params, rows_of
-from fedloom.cli.options import AsJson, out, plain_table
+from fedloom.cli.options import AsJson, out, plain_table, print_plain
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 
 HIDDEN = ("paper", "source", "public_set")
@@ -41,7 +41,7 @@ def list_(
             raise ConfigError(f"unknown list {kind!r}.{did_you_mean(kind, [*LISTS, *known['params']])}")
         rows = rows_of(kind) if kind in LISTS else known["params"][kind]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_plain(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     if not rows:
         out.print(f"{kind} has no settings")
@@ -74,6 +74,7 @@ def copy(
     if file.exists():
         raise ConfigError(f"{file} already exists; choose another name")
     source, first = pages[name]
-    file.write_text((ROOT / source).read_text(encoding="utf-8"), encoding="utf-8")
+    text = (ROOT / source).read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     which = str(file) if first == name else f"{file}:{name}"
-    out.print(f"copied  {file}\nrun it  fedloom run --method {which}", soft_wrap=True)
+    out.print(f"copied  {file} ({text.count(chr(10))} lines)\nrun it  fedloom run --method {which}", soft_wrap=True)

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from fedloom.cli.listing import completing
-from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, written
+from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, print_plain, standard_input, written
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def data(
     For a file, set other settings of \\[data] with -s: id, drop, keep, missing, test, unseen. A partition is shown
     with --clients, --partition or --plot.
     """
+    name = standard_input(name, ".csv")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot must end in .png, .svg or .pdf, not {plot}")
     if plot is not None and not plot.parent.is_dir():
@@ -91,16 +92,17 @@ def data(
     if config.group and config.public_rows is None:
         config = config.model_copy(update={"public_rows": 0})
     dataset, split = divided(config, seed)
-    stats, unseen = describe(dataset.y, split.shards, dataset.classes), config.unseen_clients(seed)
+    stats, unseen = describe(dataset.strata[0], split.shards, dataset.strata[1]), config.unseen_clients(seed)
     if as_json:
         shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
         shown |= {"server": len(split.server), "unseen": unseen}
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        print_plain(json.dumps(shown, ensure_ascii=False))
     else:
+        what = f"{len(dataset.classes)} classes" if dataset.classes else "a number to predict"
         server = f"{len(split.server):,} at the server, " if len(split.server) else ""
         out.print(
-            f"[bold]{dataset.name}[/]: {len(dataset.y):,} rows of shape {dataset.input_shape}, {len(dataset.classes)} "
-            f"classes; {server}{len(split.public):,} public, {len(split.test):,} for the test"
+            f"[bold]{dataset.name}[/]: {len(dataset.y):,} rows of shape {dataset.input_shape}, "
+            f"{what}; {server}{len(split.public):,} public, {len(split.test):,} for the test"
         )
         rows = plain_table(*stats.HEADER)
         for row in stats.rows():
@@ -197,6 +199,7 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
             "label": found.label,
             "label_guessed": found.guessed,
             "classes": found.counts(),
+            **({"number": found.spread()} if found.spread() else {}),
             "features": dict(found.kinds),
             "pictures": None if images is None else list(images.shape[1:]),
             "missing": dict(found.missing),
@@ -206,12 +209,12 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
             "notes": list(found.notes),
             "settings": settings,
         }
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        print_plain(json.dumps(shown, ensure_ascii=False))
         return
     say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
     say(f"{found.table.name}: {len(found.table.y):,} rows")
     guess = " (a guess)" if found.guessed else ""
-    say(f"label     {found.label}{guess}: {_listed(f'{k} ({n:,})' for k, n in found.counts().items())}")
+    say(f"label     {found.label}{guess}: {_label(found)}")
     if images is not None:
         say(f"pictures  {images.shape[2]}x{images.shape[3]}, {'gray' if images.shape[1] == 1 else 'color'}")
     for kind, columns in kinds.items():
@@ -225,9 +228,12 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     for reason, columns in dropped.items():
         say(f"dropped   {_listed(columns)}: {reason}")
     if owners := found.owners():
-        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES])
-        for owner, counts in owners.items():
-            rows.add_row(owner, f"{sum(counts):,}", *(f"{count:,}" for count in counts[:MOST_CLASSES]))
+        number = [] if found.table.classes else [f"mean {found.label}", "s.d."]
+        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES], *number)
+        for place, (owner, counts) in enumerate(owners.items()):
+            spread = found.spread(place)
+            texts = [f"{spread[key]:,.6g}" for key in ("mean", "sd")] if spread else [f"{n:,}" for n in counts]
+            rows.add_row(owner, f"{sum(counts):,}", *texts[:MOST_CLASSES])
         out.print(rows)
     elif found.group_guess:
         say(f"owners    perhaps {found.group_guess}: --group {found.group_guess}")
@@ -238,6 +244,15 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
     say("\nSettings that say the same; save them as my.toml, and start, with this or another method,")
     say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())
+
+
+def _label(found: "Understanding") -> str:
+    """The classes with their rows, or the range of a number to predict."""
+    spread = found.spread()
+    if not spread:
+        return _listed(f"{k} ({n:,})" for k, n in found.counts().items())
+    least, mean, deviation, largest = (f"{spread[key]:,.6g}" for key in ("min", "mean", "sd", "max"))
+    return f"a number from {least} to {largest}, mean {mean}, s.d. {deviation}"
 
 
 def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.ndarray | None]":
@@ -279,7 +294,13 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     lines += ["[data]", f"name = {_toml(title)}", "", "[data.row_schema]", "columns = ["]
     lines += [f"    {_toml(column)}," for column in used if column not in words]
     lines += [f"    {{ name = {_toml(column)}, categories = {_toml(values)} }}," for column, values in words.items()]
-    lines += ["]", f"label = {_toml(found.label)}", f"classes = {_toml(list(table.classes))}", ""]
+    lines += ["]", f"label = {_toml(found.label)}"]
+    if spread := found.spread():
+        lines += ["# Mean and s.d. that all owners agree on; these are of this file, rounded."]
+        mean, deviation = (float(f"{spread[key]:.2g}") for key in ("mean", "sd"))
+        lines += [f"label_scale = [{mean}, {deviation}]", ""]
+    else:
+        lines += [f"classes = {_toml(list(table.classes))}", ""]
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
     lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
     lines += [f"categories.{_toml(column)} = {_toml(values)}" for column, values in words.items()]

@@ -1,10 +1,15 @@
 """Consoles, options and plain tables, which all commands share."""
 
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
 
 from fedloom.cli.listing import complete_setting
@@ -12,8 +17,31 @@ from fedloom.cli.listing import complete_setting
 PRIVATE = 0o077
 """The umask of processes that take part in a federation: only the owner can read their files."""
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters other than tab and line feed, and marks that reverse the direction of text: in the name of a
+column, file or party they could command a terminal, or show another text than is there."""
+
+
+class SafeConsole(Console):
+    """A console that prints control characters of any text, such as names in a file from elsewhere, as �."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments of what is printed; those of rich's own cursor movements are kept."""
+        for segment in super().render(renderable, options):
+            if segment.control or not _CONTROLS.search(segment.text):
+                yield segment
+            else:
+                yield segment._replace(text=_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", segment.text))
+
+
+out = SafeConsole(highlight=False)
+err = SafeConsole(stderr=True, highlight=False)
+
+
+def print_plain(text: str) -> None:
+    """Print a text without style, such as JSON, in which control characters are escaped as JSON has it."""
+    typer.echo(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
 
 Settings = Annotated[
     list[str] | None,
@@ -44,6 +72,15 @@ Trust = Annotated[
     typer.Option(metavar="NAME", help="Run this code, which a file or folder from elsewhere names. Repeatable."),
 ]
 LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json", help="Format of log lines.")]
+
+
+def standard_input(name: str, ending: str) -> str:
+    """The path of a temporary file with standard input's content for "-"; any other name as it is."""
+    if name != "-":
+        return name
+    path = Path(tempfile.mkdtemp()) / f"stdin{ending}"
+    path.write_bytes(sys.stdin.buffer.read())
+    return str(path)
 
 
 def plain_table(*words: str, numbers: tuple[str, ...] = ()) -> Table:

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedloom.cli.options import out
-from fedloom.report.formatting import estimate, percent
+from fedloom.experiment.run.metrics import parse
+from fedloom.report.formatting import estimate, metric
 
 if TYPE_CHECKING:
     from fedloom.experiment.config.run import Experiment
@@ -43,7 +44,8 @@ class RunProgress(Progress):
         """Show the status of a run after a round."""
         run = status.run
         name = run.label + (f" seed {run.seed}" if self._several else "")
-        news = f"{status.metric} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
+        value = metric(status.accuracy, parse(status.metric).share, "")
+        news = f"{status.metric} {value}" if status.accuracy == status.accuracy else ""
         if status.failures:
             news += f"  {status.failures} failures"
         news += f"  ({status.where})"

@@ -12,13 +12,18 @@ from fedloom.cli.listing import listing
 from fedloom.cli.options import PRIVATE, LogFormat, out
 from fedloom.core.errors import ConfigError, EngineError, did_you_mean
 
+SHORTEST = 12
+"""Characters of the password of a CA's key."""
 GRACE = 4.0
 """Seconds that a node may take to end after SIGTERM, SIGHUP or Ctrl-C."""
 
 
 def certs(
     names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="Names of the nodes.")] = None,
-    folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("federation"),
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="The federation's folder. Default: federation; with --request this folder."),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="The coordinator's address, which nodes dial. Default: this machine."),
@@ -27,36 +32,81 @@ def certs(
         list[str] | None,
         typer.Option(metavar="METHOD", help="A method that the nodes allow. Repeatable. Default: fedal."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 30,
+    all_here: Annotated[
+        bool, typer.Option("--all-here", help="Make the keys of all nodes here, and none with a password: for tests.")
+    ] = False,
+    request: Annotated[
+        str | None, typer.Option(metavar="NAME", help="At a site: make its key, and a request for its certificate.")
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE", help="With --request: submit, approve, stop or audit. Repeatable."),
+    ] = None,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Sign a site's request, once its fingerprint was compared.")
+    ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the certificates of these nodes.")] = False,
     renew: Annotated[bool, typer.Option("--renew", help="Create new certificates for existing nodes.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Renew the list of revoked certificates.")] = False,
 ) -> None:
-    """Create a CA, and a certificate and a config for each node and for the coordinator.
+    """Create a CA, the coordinator's certificate, and a config for each node; sign what nodes request.
 
-    [bold]fedloom certs hospital-a hospital-b --out fed[/]
+    On one machine, for a test: [bold]fedloom certs hospital-a hospital-b --all-here --out fed[/]
 
-    [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443 --method gossip --out fed[/]
+    Between organizations: [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443 --out fed[/]
 
-    Then, on each machine with its folder (fed/hospital-a, …): [bold]fedloom node node.toml[/]
+    at each site, in the folder that it got: [bold]fedloom certs --request hospital-a[/]
 
-    and on the coordinator's: [bold]fedloom run fedal --federation fed/federation.toml[/]
+    and again here: [bold]fedloom certs --sign request.pem --out fed[/]
+
+    Then, at each site: [bold]fedloom node node.toml[/]
+
+    and on the coordinator's machine: [bold]fedloom run fedal --federation fed/federation.toml[/]
 
     [bold]fedloom certs hospital-c --out fed[/]  adds a node. Keep fed/ca.key to yourself.
 
     [bold]fedloom certs hospital-b --revoke --out fed[/]  revokes its certificate: copy revoked.pem to all machines.
 
+    [bold]fedloom certs --list --out fed[/]  renews the list of revoked certificates, which is valid for 7 days.
+
     An existing PKI can replace the CA: see docs/net.md for what a certificate must have.
     """
     work = _net("fedloom.cli.federation")
     os.umask(PRIVATE)
+    kinds = {"--request": request is not None, "--sign": sign is not None, "--revoke": revoke, "--list": list_}
+    if len(given := [kind for kind, there in kinds.items() if there]) > 1:
+        raise ConfigError(f"give {given[0]} or {given[1]}, not both")
+    if request is not None:
+        work.request(request, role or (), folder or Path(), out)
+        return
+    if role:
+        raise ConfigError("--role goes with --request")
+    folder = folder or Path("federation")
+    if sign is not None:
+        work.sign(sign, folder, out, password=_password, sure=lambda: typer.confirm("Sign it?"), days=days)
+        return
     if revoke:
-        work.revoke(names or (), folder, out)
+        work.revoke(names or (), folder, out, _password)
+        return
+    if list_:
+        work.renew_list(folder, out, _password)
         return
     methods, known = method or ["fedal"], listing()["params"]
     for name in methods:
         if name not in known:
             raise ConfigError(f"--method: there is no method {name!r}.{did_you_mean(name, known)}")
-    work.certs(names or (), folder, methods, out, days=days, address=address, renew=renew)
+    work.certs(
+        names or (), folder, methods, out, password=_password, days=days, address=address, renew=renew, here=all_here
+    )
+
+
+def _password(new: bool) -> str:
+    """Ask for the password of the CA's key, twice for a new one."""
+    text: str = typer.prompt("Password of the CA's key", hide_input=True, confirmation_prompt=new)
+    if new and len(text) < SHORTEST:
+        raise ConfigError(f"the password must have at least {SHORTEST} characters")
+    return text
 
 
 def node(
@@ -73,6 +123,24 @@ def node(
         bool,
         typer.Option("--accept-restored", help="Use a restored state again, with the whole ε counted, and exit."),
     ] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="List the runs that wait or were decided about, and exit.")
+    ] = False,
+    approve: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Show what a run will do here, approve it, and exit.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Stop a run here at once, also one that waits, and exit.")
+    ] = None,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="As an auditor: check the audit log, sign its newest line, and exit.")
+    ] = False,
+    signer: Annotated[
+        Path | None,
+        typer.Option(
+            "--as", metavar="FOLDER", help="Who decides: the folder of a certificate, where node.toml has roles."
+        ),
+    ] = None,
     log: LogFormat = "text",
 ) -> None:
     """Take part in runs, beside your own data, until Ctrl-C.
@@ -83,6 +151,12 @@ def node(
     with a reason. Nodes receive no code and send no row.
 
     Every answer is recorded in STATE/audit.jsonl. A node that was killed continues from its own state.
+
+    A run on your own rows waits until you approve it. RUN is the beginning of its id:
+
+    [bold]fedloom node node.toml --approve 3f2a91c0[/]
+
+    [bold]fedloom node node.toml --stop 3f2a91c0[/]  ends it here at once; --approve lets it continue.
     """
     _net("fedloom.remote.engine")
     import asyncio
@@ -97,6 +171,20 @@ def node(
     _log_as(log)
     config = config / "node.toml" if config.is_dir() else config
     cfg = read(config)
+    if runs or confirm or approve is not None or stop is not None:
+        from fedloom.cli import approval
+
+        if runs:
+            approval.show(cfg)
+        elif confirm:
+            approval.confirm(cfg, signer)
+        elif approve is not None:
+            approval.decide(cfg, approve, "approve", signer)
+        elif stop is not None:
+            approval.decide(cfg, stop, "stop", signer)
+        return
+    if signer is not None:
+        raise ConfigError("--as goes with --approve, --stop or --confirm")
     own = {cfg.cohort(data): (data.epsilon, data.delta) for data in cfg.data.values() if data.rows is not None}
     if accept_restored:
 
@@ -129,6 +217,8 @@ def node(
             f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    {there.service.audit.path}",
             soft_wrap=True,
         )
+        for what, end in () if there.service.credentials is None else there.service.credentials.ends.items():
+            out.print(f"valid    {what} until {end:%Y-%m-%d}")
 
     asyncio.run(process.run_node(cfg, ready, _end_soon))
 
@@ -149,7 +239,7 @@ def verify(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
     noted: Annotated[str, typer.Option(metavar="HASH", help="A hash that this command printed earlier.")] = "",
 ) -> None:
-    """Check that no line of a node's audit log was changed, removed or inserted.
+    """Check that no line of a node's audit log, or of its log of refused calls, was changed, removed or inserted.
 
     [bold]fedloom audit verify fed/hospital-a/state[/]
 
@@ -159,8 +249,12 @@ def verify(
     verify = _net("fedloom.remote.node.audit").verify
     found = verify(state, noted)
     out.print(f"{found.lines:,} lines are unchanged; the newest has the hash\n{found.newest}")
+    if found.refusals:
+        out.print(f"{found.refusals:,} lines of refused calls are unchanged")
     if found.unchained:
         out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
+    for name, time, key in found.confirmed[-3:]:
+        out.print(f"confirmed by {name} on {time[:16].replace('T', ' ')} UTC with the key {key}", markup=False)
     if found.torn:
         out.print(f"{found.torn:,} lines are incomplete: the process was killed while it wrote them")
 

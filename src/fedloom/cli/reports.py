@@ -41,6 +41,9 @@ def watch(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")],
     page: Annotated[Path, typer.Option("--out", help="The page to write, for several folders.")] = Path("report.html"),
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Write a comparison's LaTeX table, BibTeX entries and PDF figure instead.")
+    ] = False,
 ) -> None:
     """Write the HTML report of a run or a comparison, or one page that compares several runs.
 
@@ -48,7 +51,11 @@ def report(
     """
     from fedloom import report as reports
 
-    if len(folders) > 1:
+    if latex:
+        for folder in folders:
+            for path in reports.write_paper(folder):
+                written("written", path)
+    elif len(folders) > 1:
         written("report", reports.write_many(folders, page))
     else:
         written("report", reports.current(folders[0]) or reports.write(folders[0]))

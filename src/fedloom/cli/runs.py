@@ -4,13 +4,27 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedloom.cli.listing import complete_engine, completing
-from fedloom.cli.options import PRIVATE, AsJson, Device, Quiet, Seed, Settings, Track, Trust, err, out, written
+from fedloom.cli.options import (
+    PRIVATE,
+    AsJson,
+    Device,
+    Quiet,
+    Seed,
+    Settings,
+    Track,
+    Trust,
+    err,
+    out,
+    print_plain,
+    written,
+)
 from fedloom.core.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
@@ -19,6 +33,10 @@ if TYPE_CHECKING:
 Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run, with bit-identical results.")]
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
+Iterations = Annotated[
+    int | None,
+    typer.Option(help="Local steps of a client (epochs, where a method counts those), in place of rounds."),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -54,6 +72,7 @@ def run(
     settings: Settings = None,
     seed: Seed = None,
     rounds: Rounds = None,
+    iterations: Iterations = None,
     folder: Out = None,
     resume: Resume = False,
     engine: Engine = None,
@@ -86,7 +105,8 @@ def run(
 
     if config is None and method is None:
         config = _resumed(folder if resume else None)
-    flags = {"seed": seed, "rounds": rounds, "method": method, "engine": _engine(engine, workers, device, federation)}
+    length = _length(rounds, iterations)
+    flags = {"seed": seed, **length, "method": method, "engine": _engine(engine, workers, device, federation)}
     experiment = read(config or str(method), settings or (), flags, trust or ())
     _work(experiment, config or str(method), folder, resume, track or (), as_json, quiet)
 
@@ -105,10 +125,14 @@ def compare(
         typer.Option("--config", metavar="FILE.toml", help="Settings for all methods; the file's method is ignored."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds, with one run of each method for each, such as 0,1,2 or 0-4.")
-    ] = "0",
+        str,
+        typer.Option(
+            help="A number of seeds, such as 5, or the seeds, such as 0,1,2 or 0-4: a run of each method for each."
+        ),
+    ] = "1",
     settings: Settings = None,
     rounds: Rounds = None,
+    iterations: Iterations = None,
     folder: Out = None,
     resume: Resume = False,
     engine: Engine = None,
@@ -117,12 +141,20 @@ def compare(
     federation: Federation = None,
     track: Track = None,
     trust: Trust = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First choose each method's learning rate on validation rows, all alike.")
+    ] = False,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Also write a LaTeX table, BibTeX entries and a PDF figure.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Run several methods and seeds on identical splits, and report paired differences.
 
-    [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
+    All methods train for the same number of --iterations. What still differs stands in the headline.
+
+    [bold]fedloom compare fedal fedmd local --seeds 5 --iterations 300[/]
     """
     _refuse_missing_file(settings or (), federation is not None or engine == "net")
     from fedloom.experiment.plan.reading import experiments, read, seeds_of
@@ -134,9 +166,21 @@ def compare(
             f"or fedloom compare METHOD... --config {name}"
         )
     compared = {"methods": names, "seeds": seeds_of(seeds)}
-    flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device, federation), "compare": compared}
+    flags = {
+        "name": "",
+        **_length(rounds, iterations),
+        "engine": _engine(engine, workers, device, federation),
+        "compare": compared,
+    }
     experiment = read(base or names[0], settings or (), flags, trust or ())
-    _work(experiment, "compare", folder, resume, track or (), as_json, quiet)
+    _work(experiment, "compare", folder, resume, track or (), as_json, quiet, tune, latex)
+
+
+def _length(rounds: int | None, iterations: int | None) -> dict[str, int | None]:
+    """The flags on a run's length, of which one replaces the other in a file."""
+    if rounds is not None and iterations is not None:
+        raise ConfigError("give --rounds or --iterations, not both")
+    return {"rounds": rounds, "iterations": iterations}
 
 
 def _refuse_missing_file(settings: Sequence[str], at_nodes: bool) -> None:
@@ -180,6 +224,8 @@ def _work(
     trackers: Sequence[str],
     as_json: bool = False,
     quiet: bool = False,
+    tune: bool = False,
+    latex: bool = False,
 ) -> None:
     """Execute the runs with a progress display, then print the results and the report's path."""
     from fedloom.api import execute
@@ -187,7 +233,8 @@ def _work(
     from fedloom.experiment.run.compare import execute_all, summarize
     from fedloom.experiment.run.execute import Stopped
     from fedloom.experiment.run.lockstep import advice
-    from fedloom.report.terminal import line, show_comparison
+    from fedloom.report import write_paper
+    from fedloom.report.terminal import line, show_comparison, show_learned
     from fedloom.report.track.background import tracking
 
     if experiment.run.engine.name == "net":
@@ -202,30 +249,35 @@ def _work(
                 result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
                 found = summarize(experiment.title, [result])
             else:
-                found = execute_all(
-                    experiment, folder, resume=resume, progress=progress.show, stop=stop, execute=execute
-                )
+                run_all = partial(execute_all, experiment, folder, resume=resume, execute=execute, tune=tune)
+                found = run_all(progress=progress.show, stop=stop)
     except (Stopped, Interrupted) as stopped:
         begun = f"with --out {folder} --resume resumes it" if any(folder.glob("**/config.toml")) else "starts it again"
         err.print(f"{stopped}; the same command {begun}", soft_wrap=True)
         raise typer.Exit(130) from None
+    papers = write_paper(folder) if latex else []
     if silent:
         _report(found, folder, experiment.compare is not None)
         content = result.summary if experiment.compare is None else found
         shown = {"folder": str(folder), "verdict": line(found), **content}
-        typer.echo(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
+        print_plain(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
         return
     unseen = experiment.run.data.unseen
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
+    if experiment.compare is None:
+        show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
-    if experiment.compare is None and "clients" in result.summary["accuracy"]:
-        counted, clients = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
-        out.print(f"accuracy of {counted} of {clients} clients: the others were absent, or report none")
+    main = "rmse" if result.summary.get("task") == "number" else "accuracy"
+    if experiment.compare is None and "clients" in result.summary[main]:
+        counted, clients = len(result.summary[main]["clients"]), result.summary["clients"]
+        out.print(f"{main} of {counted} of {clients} clients: the others were absent, or report none")
     logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
     if logs:
         out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)
     written("report", _report(found, folder, experiment.compare is not None))
+    for path in papers:
+        written("paper", path)
 
 
 def _report(found: dict[str, Any], folder: Path, several: bool) -> Path:

@@ -20,6 +20,7 @@ from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.errors import MethodError
 from fedloom.core.message import Tree
 from fedloom.core.rng import hidden_stream, stream
+from fedloom.core.task import Classes, Number, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,7 @@ class Rows:
 
     Attributes:
         pool: (M, ...) uint8 or float32 inputs as stored.
-        labels: (M,) int64; None if the rows have no labels here.
+        labels: (M,) int64 classes or float32 standardized numbers; None if the rows have no labels here.
         index: (n,) int64, the numbers of these rows in the pool.
         shift, scale: a network's input is (pool - shift) / scale, float32; both broadcast over a row.
         present: (n,) bool, in a vertical setting: whether the party has its columns of each row; None if it has all.
@@ -186,7 +187,8 @@ class ClientContext:
         id: its number, unique in the federation.
         seed: the run's seed, from which all random streams derive.
         parties: the number of parties in the same role.
-        classes: K.
+        classes: K; for a number to predict the width of a network's outputs.
+        target: the scale of a number to predict; None for classes.
         neighbours: sorted ids of the peers that it may exchange messages with, present or not.
         data: its own rows, if any.
         aligned: in a vertical setting, the number of its first rows that are aligned.
@@ -214,6 +216,7 @@ class ClientContext:
     seed: int = 0
     parties: int = 1
     classes: int = 0
+    target: Number | None = None
     neighbours: Sequence[int] = ()
     data: Rows | None = None
     aligned: int = 0
@@ -233,6 +236,11 @@ class ClientContext:
     aggregator: Aggregator = MEAN
     privacy_budget: Callable[..., None] | None = None
     min_class_rows: int = 1
+
+    @property
+    def task(self) -> Task:
+        """What the federation predicts."""
+        return self.target or Classes(self.classes)
 
     @property
     def rows(self) -> Rows:

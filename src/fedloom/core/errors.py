@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterable
 from functools import lru_cache
 
+from fedloom.core.vocabulary import meant
+
 
 class FedloomError(Exception):
     """Base class of all errors that fedloom raises on purpose."""
@@ -65,8 +67,11 @@ def warn_once(text: str) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: `" Did you mean 'x'?"`, or else all known names, or "" if there are none."""
+    """A hint for an unknown name: `" Did you mean 'x'?"`, also for the word of another library; or else all known
+    names, or "" if there are none."""
     names = sorted(known)
+    if found := meant(word, names):
+        return f" Did you mean {found!r}?"
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"

@@ -9,15 +9,16 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.core.errors import MethodError
 from fedloom.core.message import Tree, map_tensors
 from fedloom.core.party import Party
-from fedloom.core.scores import scored
+from fedloom.core.scores import number_scores, scored
 
 MAX_LOSS: Final = 10.0
 """Upper clip on losses of private rows."""
+MAX_ERROR: Final = 25.0
+"""Upper clip on the squared error of each private row, in squared s.d. of the target."""
 
 
 @runtime_checkable
@@ -58,6 +59,18 @@ class LeaksLabels(ActiveParty, Protocol):
         """
 
 
+@runtime_checkable
+class Restorable(Protocol):
+    """A party whose exported state has tensors of other shapes than a new party's, such as trees."""
+
+    def restore(self, state: Any) -> None:
+        """Take the state, by name in `EXPORT`, from a folder that anybody may have written.
+
+        Raises:
+            MessageError: it is not one that such a party exports.
+        """
+
+
 def predictions(
     party: Party[Any],
     *,
@@ -66,25 +79,30 @@ def predictions(
     broadcast: Mapping[str, Tree] | None = None,
     probabilities: bool = False,
 ) -> dict[str, Tensor]:
-    """Predicted classes (n,) on the test rows named `on` in `ClientContext.tests`, their mean cross-entropy (), and
-    with `probabilities` the probabilities of all classes (n, K). `Party.prepare` gets the other arguments."""
+    """Predicted classes, or standardized numbers, (n,) on the test rows named `on` in `ClientContext.tests`, the mean
+    loss () and with `probabilities` the probabilities of all classes (n, K), or the outputs for a number (n, W).
+    `Party.prepare` gets the other arguments."""
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
-        logits = party.infer(party.context.tests[on].every)
-    found = {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
-    return {**found, "probabilities": torch.softmax(logits, -1)} if probabilities else found
+        outputs = party.infer(party.context.tests[on].every)
+    task = party.context.task
+    found = {"predicted": task.predicted(outputs), "loss": task.loss(outputs, _labels(party, on))}
+    return {**found, "probabilities": task.soft(outputs)} if probabilities else found
 
 
 def score(
     party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, Tree]:
-    """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as there.
+    """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as there. Those of
+    numbers are of `number_score`.
 
     `chance` is the accuracy of always predicting the most frequent class. The loss is clipped at `MAX_LOSS` and rounded
     to three decimals, so that a malicious model cannot encode a row in it.
     """
     result = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
     labels = _labels(party, on)
+    if party.context.target is not None:
+        return number_score(result["predicted"], labels)
     return {
         "accuracy": (result["predicted"] == labels).float().mean(),
         "loss": result["loss"].float().clamp(max=MAX_LOSS).round(decimals=3),
@@ -93,15 +111,32 @@ def score(
     }
 
 
+def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
+    """Four summary numbers of standardized predictions (n,) of y (n,), for test rows whose labels are private: the mean
+    squared and the mean absolute error, the mean squared error of the best constant, and the rows.
+
+    Each row counts at most `MAX_ERROR`, and means are rounded to three decimals, so that a malicious model cannot
+    encode a row in them.
+    """
+    squared = torch.nan_to_num((predicted - y) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
+    around = ((y - y.mean()) ** 2).clamp(max=MAX_ERROR)
+    means = {"squared": squared.mean(), "absolute": squared.sqrt().mean(), "chance": around.mean()}
+    return {**{k: v.round(decimals=3) for k, v in means.items()}, "rows": len(y)}
+
+
 def exact_scores(
     party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, float]:
-    """The number of rows, the accuracy and the scores of `fedloom.core.scores.scored`; arguments as in `predictions`.
+    """The number of rows and their scores: the accuracy and those of `fedloom.core.scores.scored`, or those of
+    `fedloom.core.task.number_scores` in the number's unit; arguments as in `predictions`.
 
     They are for the owner of the rows: no engine runs this for a coordinator.
     """
     found = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast, probabilities=True)
     y, p = _labels(party, on).cpu().numpy(), found["probabilities"].double().cpu().numpy()
+    if (target := party.context.target) is not None:
+        predicted = found["predicted"].cpu().numpy()
+        return {"rows": len(y), **number_scores(target.in_unit(y), target.in_unit(predicted))}
     return {"rows": len(y), "accuracy": float((p.argmax(1) == y).mean()), **scored(y, p)}
 
 

@@ -11,6 +11,7 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
 from fedloom.core.problems import problems
+from fedloom.core.task import TaskKind
 
 Round: TypeAlias = Callable[..., Iterator[str]]
 """`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name of each completed
@@ -29,6 +30,7 @@ Need: TypeAlias = Literal[
     "pretrained encoder",
     "pooled rows",
     "raw rows",
+    "no network",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
@@ -58,6 +60,10 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
         "Rows are as they were read: no column is scaled, and missing numbers are NaN.",
     ),
     "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, as in a simulation."),
+    "no network": (
+        "vertical",
+        "Parties have no network. Contributions to a prediction have as many numbers as each party has columns.",
+    ),
 }
 """Each need that a method may declare, with its setting and meaning."""
 
@@ -103,6 +109,17 @@ class MethodConfig(BaseModel):
     def iterations_per_round(self) -> int:
         """Local optimizer steps in a round, by which runs of different methods are compared."""
         return 1
+
+    def local_steps_of(self, rows: int) -> int | None:
+        """Local optimizer steps in a round of a client with `rows` own rows, by which comparisons check that methods
+        train equally long; None for methods without such steps, such as trees.
+
+        The default reads the settings `epochs` and `batch_size`; without them it is `iterations_per_round`.
+        """
+        epochs, size = getattr(self, "epochs", None), getattr(self, "batch_size", None)
+        if not isinstance(epochs, int) or not isinstance(size, int) or size < 1:
+            return self.iterations_per_round
+        return epochs * max(1, -(-rows // size))
 
     @property
     def eval_modes(self) -> tuple[str, ...]:
@@ -182,11 +199,16 @@ class Method:
         fixed: config values that define this method and override presets.
         presets: further named sets of config values.
         setting: horizontal or vertical.
+        tasks: what it can predict. A method that takes losses and predictions from `self.context.task`, or handles
+            labels (n,) float32 by itself, declares `EVERY_TASK`.
+        only_classes: for another method why it cannot predict a number, as a clause.
         needs: requirements on a run, from `NEEDS`.
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
         any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
         linear: whether it is of use with a network that has no hidden layer.
+        pooled: whether the model has the same bits however rows are split over owners, so that a trial may train it on
+            all rows at once. What clients export is then the same for all, and they predict from it and their own rows.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
             only by name. At equal scores the lower rank wins.
@@ -205,11 +227,14 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     setting: Setting = "horizontal"
+    tasks: tuple[TaskKind, ...] = ("classes",)
+    only_classes: str = ""
     needs: tuple[Need, ...] = ()
     min_clients: int = 1
     contributors: tuple[int, ...] = ()
     any_contributor: bool = False
     linear: bool = False
+    pooled: bool = False
     quadratic: bool = False
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

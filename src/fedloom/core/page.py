@@ -11,11 +11,12 @@ from fedloom.core.method import Guarantee, Method, MethodConfig
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD, Adam, Optimizer, Rate
 from fedloom.core.party import LearnedTable, Party
+from fedloom.core.task import EVERY_TASK, Classes, Number, Task
 
 __all__ = [
-    "BATCH_CACHE", "SGD", "Adam", "Aggregator", "BlackBoxModel", "ClientContext", "Combined", "ConfigError", "CrossFit",
-    "Federation", "Guarantee", "Kinds", "LearnedTable", "MessageError", "Method", "MethodConfig", "MethodError",
-    "ModelError", "Network", "NotReady", "Optimizer", "Party", "Rate", "Shape", "Template", "Tree", "aligned_plan",
-    "cap_rows", "check_finite", "epoch_plan", "floats", "kl", "kl_gradient", "map_tensors", "reverse_kl_gradient",
-    "sample_plan", "weighted_mean",
+    "BATCH_CACHE", "EVERY_TASK", "SGD", "Adam", "Aggregator", "BlackBoxModel", "Classes", "ClientContext",
+    "Combined", "ConfigError", "CrossFit", "Federation", "Guarantee", "Kinds", "LearnedTable", "MessageError",
+    "Method", "MethodConfig", "MethodError", "ModelError", "Network", "NotReady", "Number", "Optimizer", "Party",
+    "Rate", "Shape", "Task", "Template", "Tree", "aligned_plan", "cap_rows", "check_finite", "epoch_plan", "floats",
+    "kl", "kl_gradient", "map_tensors", "reverse_kl_gradient", "sample_plan", "weighted_mean",
 ]  # fmt: skip

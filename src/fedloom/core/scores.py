@@ -1,12 +1,15 @@
-"""Scores of predicted probabilities on labeled rows, in NumPy.
+"""Scores of predictions on labeled rows, in NumPy.
 
-All functions take the true classes `y` (n,), integers; most also take the probabilities `p` (n, K). n must be positive.
+Those of classes take the true classes `y` (n,), integers; most also take the probabilities `p` (n, K). n must be
+positive.
 """
 
 import numpy as np
 
 SCORED = ("auc", "balanced accuracy", "loss", "calibration error")
 """The names of `scored`, in its order."""
+NUMBER_SCORED = ("mae", "r2")
+"""The names of `number_scores` beside the root mean squared error."""
 
 
 def scored(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
@@ -52,3 +55,20 @@ def calibration_error(y: np.ndarray, p: np.ndarray, bins: int = 10) -> float:
     place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     difference = np.bincount(place, confidence - right, minlength=bins)
     return float(np.abs(difference).sum() / len(y))
+
+
+def number_scores(y: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """The root of the mean squared error and the mean absolute error, in the numbers' unit, and R², of predictions (n,)
+    of y (n,), n >= 1. R² is 0 for the mean of y, and NaN if all y are equal."""
+    error = predicted.astype(np.float64) - y
+    squared, spread = float(np.mean(error**2)), float(np.var(y))
+    return {
+        "rmse": float(np.sqrt(squared)),
+        "mae": float(np.abs(error).mean()),
+        "r2": 1 - squared / spread if spread > 0 else float("nan"),
+    }
+
+
+def chance_error(y: np.ndarray) -> float:
+    """The root of the mean squared error of the best constant, the mean of y (n,): its s.d., in the numbers' unit."""
+    return float(np.std(y))

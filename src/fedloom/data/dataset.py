@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.tables import strata_of
 
 Kind = Literal["image", "table"]
 Fill = Literal["", "median", "most-frequent"]
@@ -26,9 +27,9 @@ class Dataset:
     x: np.ndarray
     """(n, C, H, W) uint8 or float32 images, (n, F) float32 columns, or (n, F, L) float32 series; C-contiguous."""
     y: np.ndarray
-    """(n,) int64 labels, 0..K-1."""
+    """(n,) int64 labels, 0..K-1, or float64 numbers to predict, in their own unit."""
     classes: tuple[str, ...]
-    """K names."""
+    """K names; () for numbers to predict."""
     shift: np.ndarray
     """(C,) or (F,) float32. The input of a network is (x - shift) / scale."""
     scale: np.ndarray
@@ -57,6 +58,10 @@ class Dataset:
     """(F,) float64: what was subtracted from each column of x, so that float32 tells its numbers apart; None for 0."""
     ready: bool = False
     """Whether rows are inputs of networks as they are, so that they are not standardized."""
+    target: tuple[float, float] = (0.0, 1.0)
+    """Of numbers to predict: a network learns (y - shift) / scale, this shift and scale."""
+    label: str = ""
+    """The name of the label, if it is known; it stands for the unit of a number to predict."""
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -71,6 +76,23 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one row: (C, H, W) or (F,)."""
         return self.x.shape[1:]
+
+    @property
+    def task(self) -> Literal["classes", "number"]:
+        """What the labels are."""
+        return "classes" if self.classes else "number"
+
+    @property
+    def strata(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """See `fedloom.data.tables.strata_of`."""
+        return strata_of(self.y, self.classes)
+
+    def with_target(self, rows: np.ndarray) -> "Dataset":
+        """The same rows with `target` set to mean and s.d. over `rows` (r,), r >= 1; of classes unchanged."""
+        if self.classes:
+            return self
+        spread = float(self.y[rows].std())
+        return replace(self, target=(float(self.y[rows].mean()), spread if spread > 0 else 1.0))
 
     @property
     def train(self) -> np.ndarray:
@@ -130,6 +152,8 @@ class DatasetInfo:
     shift: np.ndarray
     scale: np.ndarray
     words: tuple[tuple[str, ...], ...] = ()
+    target: tuple[float, float] = (0.0, 1.0)
+    label: str = ""
 
 
 DatasetLike: TypeAlias = Dataset | DatasetInfo
@@ -208,11 +232,15 @@ def _problems(data: Dataset) -> Iterator[str]:
         yield problem
     if y.shape != (len(data.x),):
         yield f"x has {len(data.x)} rows, but y has the shape {y.shape}"
-    if y.dtype != np.int64:
-        yield f"labels must be int64, not {y.dtype}"
-    if classes < 2:
+    if y.dtype != (np.int64 if classes else np.float64):
+        yield f"labels must be int64 classes, or float64 numbers without names of classes, not {y.dtype}"
+    if classes == 1:
         yield f"it needs at least 2 classes, but has {data.classes}"
-    if y.min() < 0 or y.max() >= classes:
+    if not classes and not np.isfinite(y).all():
+        yield "numbers to predict must be finite"
+    if not classes and not (np.isfinite(data.target).all() and data.target[1] > 0):
+        yield f"the target's shift and scale must be finite, and the scale above 0, not {data.target}"
+    if classes and (y.min() < 0 or y.max() >= classes):
         yield f"labels must be in 0..{classes - 1}, one for each class, but range from {y.min()} to {y.max()}"
     if data.groups is not None and data.groups.shape != y.shape:
         yield f"groups must give an owner for each of the {n} rows"

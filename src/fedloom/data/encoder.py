@@ -331,6 +331,7 @@ def encode_own(found: Understanding) -> Dataset:
     return table_dataset(
         table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
         owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
+        label=found.label,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from fedloom.core.errors import DataError
 
 _ENDINGS = {".png", ".jpg", ".jpeg"}
+MOST_PIXELS = 89_478_485
+"""Pixels of the largest image that is read: a file of some kilobytes can claim more than memory holds."""
 _GRAY = {"1", "L", "LA", "La"}
 _COLOR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 
@@ -53,16 +55,24 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
     where = f"Image {number}" if isinstance(file, bytes) else f"Image {file}"
     try:
         with PIL.Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise DataError(_too_large(where, f"{opened.width}x{opened.height}"))
             image = PIL.ImageOps.exif_transpose(opened)  # upright, where a camera was turned
             mode = image.mode
             if mode in _GRAY | _COLOR:
                 plain = image.convert("L" if mode in _GRAY else "RGB")
                 return np.asarray(PIL.ImageOps.fit(plain, (size, size)) if size else plain)
-    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
+    except PIL.Image.DecompressionBombError:  # already on opening, at twice as many
+        raise DataError(_too_large(where, f"more than {2 * MOST_PIXELS:,}")) from None
+    except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded; replace or remove it ({error}).") from error
     raise DataError(
         f"{where} must have 8 bits per channel, in gray or color, but its Pillow mode is {mode!r}; convert it first."
     )
+
+
+def _too_large(where: str, pixels: str) -> str:
+    return f"{where} has {pixels} pixels; at most {MOST_PIXELS:,} are read: scale it down, or remove it."
 
 
 def _channels(plane: np.ndarray, gray: bool) -> np.ndarray:

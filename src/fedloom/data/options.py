@@ -9,7 +9,7 @@ import numpy as np
 from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
 from fedloom.data.tables import RawTable
 
-Task = Literal["classes"]
+Task = Literal["classes", "number"]
 Missing = Literal["refuse", "median", "most-frequent", "indicator"]
 Kind = Literal["number", "category", "text"]
 
@@ -36,7 +36,8 @@ class DataOptions:
     unseen: tuple[str, ...] = ()
     """Names of the owners that take part in no round; they are numbered last."""
     task: Task | None = None
-    """What the label is: "classes" if whole numbers are names of classes, however many; None to guess."""
+    """What the label is: "classes" if whole numbers are names of classes, however many; "number" for a number to
+    predict; None to guess."""
     missing_words: tuple[str, ...] = MISSING_WORDS
     """Words that stand for a missing value, in every column; an empty cell always does."""
     decimal: Decimal = "."
@@ -121,15 +122,25 @@ class Understanding:
     """(n,) float64 of each of `SplitColumns.time`, which grow with time."""
 
     def counts(self) -> dict[str, int]:
-        """Rows of each class."""
-        numbers = np.bincount(self.table.y, minlength=len(self.table.classes)).tolist()
+        """Rows of each class; empty for a number."""
+        numbers = np.bincount(self.table.y, minlength=len(self.table.classes)).tolist() if self.table.classes else []
         return dict(zip(self.table.classes, numbers, strict=True))
 
+    def spread(self, owner: int | None = None) -> dict[str, float]:
+        """Of a number to predict: the least, the mean, the s.d. and the largest, over all rows or an owner's; empty for
+        classes."""
+        if self.table.classes:
+            return {}
+        y = self.table.y if owner is None or self.table.groups is None else self.table.y[self.table.groups == owner]
+        return {"min": float(y.min()), "mean": float(y.mean()), "sd": float(y.std()), "max": float(y.max())}
+
     def owners(self) -> dict[str, list[int]]:
-        """Owner -> rows of each class; empty without owners."""
+        """Owner -> rows of each class, or all its rows if the label is a number; empty without owners."""
         y, groups, k = self.table.y, self.table.groups, len(self.table.classes)
         if groups is None:
             return {}
+        if not k:
+            return {name: [int((groups == number).sum())] for number, name in enumerate(self.table.owners)}
         return {
             name: np.bincount(y[groups == number], minlength=k).tolist()
             for number, name in enumerate(self.table.owners)
@@ -145,7 +156,7 @@ class Understanding:
         values |= {"id": self.options.id} if self.options.id else {}
         values |= {"drop": drop} if drop else {}
         values |= {"keep": list(self.options.keep)} if self.options.keep else {}
-        values |= {"task": self.options.task} if self.options.task else {}
+        values |= {"task": self.table.task} if self.options.task or self.table.task == "number" else {}
         if self.options.missing_words != MISSING_WORDS:
             values["missing_words"] = list(self.options.missing_words)
         values |= {"decimal": self.options.decimal} if self.options.decimal != "." else {}

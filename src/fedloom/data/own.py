@@ -94,7 +94,7 @@ def encoded(found: Understanding, images: np.ndarray | None) -> Dataset:
     table = found.table
     return image_dataset(
         table.name, np.ascontiguousarray(images[found.kept]), table.y, table.classes, test=table.test,
-        groups=table.groups, owners=table.owners, notes=found.notes,
+        groups=table.groups, owners=table.owners, notes=found.notes, label=found.label,
     )  # fmt: skip
 
 

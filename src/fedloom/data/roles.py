@@ -13,7 +13,7 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
 from fedloom.data.grammar import is_number, like_date, like_number, moments, nearly_equal
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
-from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, refuse_mistakes
+from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, numbers_of, refuse_mistakes
 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
@@ -22,7 +22,7 @@ MAX_WORDS = 50
 MIN_UNIQUE = 20
 """A column with so many values, all different, may be an identifier."""
 MOST_NUMBERS = 20
-"""A label with more different whole numbers is probably a number to predict."""
+"""A label with more different whole numbers is taken to be a number to predict."""
 _OUTCOMES = (*LABELS, "outcome", "diagnosis", "disease", "default", "churn", "activity", "digit", "result", "status")
 _OWNERS: tuple[str, ...] = (
     "hospital",
@@ -133,7 +133,7 @@ def understand(
         ordered: columns whose values `Understanding.unit` and `Understanding.time` have.
 
     Raises:
-        DataError: a named column does not exist; there is no label, one class only, or a number to predict; an owner is
+        DataError: a named column does not exist; there is no label, or one class only; an owner is
             missing.
         FreeTextError: a column is free text.
     """
@@ -154,21 +154,28 @@ def understand(
     label = options.label or _guess_label(table, list(named), picture)
     raw = table.take(label, "label")
     try:
-        y, classes = _classes(raw, name, named.get(label), options)
+        y, classes = _labels(raw, name, named.get(label), options)
     except DataError as error:
         raise DataError(f"{error} The label is a guess: name it as data.label." if guessed else str(error)) from None
     if guessed:
         notes.append(f"The label is taken to be {label!r}: name it as data.label.")
+    if y.dtype.kind == "f" and options.task is None and _whole(y):
+        notes.append(
+            f"Column {label!r} has {len(np.unique(y[~_unlabeled(y)]))} different whole numbers and is taken to be a "
+            'number to predict: if they are numbers of classes, set data.task = "classes", else "number".'
+        )
     owners: tuple[str, ...] = ()
     groups = None
     if group is not None:
         owners, groups = _owners(group, options)
     kept = _outside_split(split, y)
     present = np.unique(y[kept])
+    if len(present) < 2 and y.dtype.kind == "f":
+        raise DataError(f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}.")
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
         raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
-    if (gone := int((y < 0).sum())) > 0:
+    if (gone := int(_unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
     for what, names in (("Classes", classes), ("Owners", owners)):
         notes += [
@@ -213,6 +220,7 @@ def understand(
         test,
         None if groups is None else groups[kept],
         owners,
+        label,
     )
     dropped = {**table.dropped, label: "the label"}
     if options.group:
@@ -344,35 +352,39 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
     return candidates[0]
 
 
-def _classes(
+def _labels(
     column: RawColumn, name: str, known: Sequence[str] | None, options: DataOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them."""
+    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them; or
+    (n,) float64 numbers to predict, NaN for a missing one, and no names."""
     where = f"Column {column.name!r} of {name!r}"
     if column.several:
-        raise DataError(f"{where} holds several labels in a row; fedloom predicts one class: choose another label.")
+        raise DataError(f"{where} holds several labels in a row; fedloom predicts one: choose another label.")
     values = column.values
-    if known is not None:
+    if known is not None and options.task != "number":
         codes = np.where(column.missing, -1, np.nan_to_num(values, nan=-1)).astype(np.int64)
         refuse_unnamed(codes, known, where)
         return codes, tuple(known)
+    if options.task == "number":
+        return numbers_of(column.name, column), ()
     y, names = codes_of(column.words)
     numbers = values.dtype.kind == "f" and {*names} - {"True", "False"}
     fractions = values[np.floor(values) != values] if numbers else np.empty(0)
     fractions = fractions[~np.isnan(fractions)]
+    if options.task is None and numbers and (len(fractions) or len(names) > MOST_NUMBERS):
+        return numbers_of(column.name, column), ()
     if len(fractions):
         raise DataError(
-            f"{where} holds decimal numbers, such as {fractions[0]:g}: predicting a number (regression) is not "
-            "supported; choose a class column, or divide the numbers into classes first."
+            f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" to predict them, '
+            "choose a class column, or divide the numbers into classes first."
         )
-    many = len(names) > max(MAX_WORDS, int((y >= 0).sum()) // 10)
-    if (numbers and len(names) > MOST_NUMBERS and options.task is None) or (not numbers and many):
+    if not numbers and len(names) > max(MAX_WORDS, int((y >= 0).sum()) // 10):
+        odd = [word for word in names if like_number(word)]
         raise DataError(
             f"{where} has {len(names)} different values in {(y >= 0).sum()} rows: it looks like "
             + (
-                "a number to predict (regression), which is not supported; if they are numbers of classes, set "
-                'data.task = "classes", else divide them into classes first.'
-                if numbers
+                f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','."
+                if 2 * len(odd) > len(names)
                 else "free text or an id; choose a class column, or divide the values into classes first."
             )
         )
@@ -446,9 +458,21 @@ def _split_parts(column: RawColumn) -> np.ndarray:
     return np.array([_PARTS[word] for word in words])
 
 
+def _whole(y: np.ndarray) -> bool:
+    """Whether all known numbers (n,) are whole."""
+    known = y[~np.isnan(y)]
+    return bool((known == np.floor(known)).all())
+
+
+def _unlabeled(y: np.ndarray) -> np.ndarray:
+    """(n,) whether each row lacks a label, as from `_labels`."""
+    gone: np.ndarray = np.isnan(y) if y.dtype.kind == "f" else y < 0
+    return gone
+
+
 def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     """Numbers of the rows that have a label and are for training or testing."""
-    used = y >= 0
+    used = ~_unlabeled(y)
     return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
 
 

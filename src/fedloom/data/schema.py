@@ -30,7 +30,7 @@ class DataSchema:
 
     kind: Kind
     classes: tuple[str, ...]
-    """K names."""
+    """K names; () for a number to predict."""
     label: str = "label"
     """The column of the classes, in a table."""
     table: tuple[RawNumber | OneHot, ...] = ()
@@ -41,6 +41,8 @@ class DataSchema:
     """The replacement of missing numbers in a table, which are NaN until then; "" refuses them."""
     scale: Mapping[str, tuple[float, float]] | None = None
     """The agreed mean and s.d. of each numeric column of a table; None to fit them to rows."""
+    target: tuple[float, float] = (0.0, 1.0)
+    """The agreed mean and s.d. of a number to predict."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -92,7 +94,10 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
     if schema.kind == "table":
         columns, test = read_columns(path, name)
         x, y = _encode(path, schema, columns), _labels(path, schema, _column(path, columns, schema.label))
-        return table_dataset(name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill)
+        return table_dataset(
+            name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill, target=schema.target,
+            label=schema.label,
+        )  # fmt: skip
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder with rows.")
     raw = read_files(path, name=name, hints=Hints(label=schema.label))
@@ -136,7 +141,7 @@ def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Datase
     x = np.ascontiguousarray(np.concatenate(encoded, axis=1).astype(np.float32))
     return table_dataset(
         name, x, _labels(path, schema, columns[schema.label]), schema.classes, schema.columns,
-        test=found.test, fill=schema.fill or "median", notes=found.notes,
+        test=found.test, fill=schema.fill or "median", notes=found.notes, target=schema.target, label=schema.label,
     )  # fmt: skip
 
 
@@ -212,7 +217,11 @@ def _encode(path: Path, schema: DataSchema, columns: Mapping[str, RawColumn]) ->
 
 
 def _labels(path: Path, schema: DataSchema, labels: RawColumn) -> np.ndarray:
-    """(n,) int64 classes."""
+    """(n,) int64 classes, or float64 numbers to predict."""
+    if not schema.classes:
+        numbers, wrong = labels.numbers()
+        refuse_rows(schema.label, "a finite number", wrong | ~np.isfinite(numbers), where=f"{path}: ")
+        return numbers
     places = {name: k for k, name in enumerate(schema.classes)}
     codes = np.array([places.get(word, -1) for word in as_words(labels.name, labels)], dtype=np.int64)
     refuse_rows(schema.label, f"one of the {len(places)} classes", codes < 0, where=f"{path}: ")

@@ -96,11 +96,17 @@ NOISE = re.compile(r"noise:(\d+)x(\d+(?:x\d+x\d+)?):(\d+)")
 its data set."""
 
 
+ENDINGS = {".csv", ".tsv", ".txt", ".parquet", ".json", ".xlsx", ".zip", ".gz"}
+"""Endings of a name that is meant as a file."""
+
+
 def check_name(name: str) -> None:
     """Raise DataError unless the name is registered, an object of this process, or an existing path."""
     if is_object(name):
         find(name, DataError)
     elif name not in SOURCES and not NOISE.fullmatch(name) and not Path(name).expanduser().exists():
+        if Path(name).suffix in ENDINGS or {"/", "\\"} & {*name}:
+            raise DataError(f"there is no file or folder {name}: give its path from {Path.cwd()}, or the whole path")
         raise DataError(
             f"{name!r} is neither a registered data set nor an existing file or folder.{did_you_mean(name, SOURCES)}"
         )

@@ -68,7 +68,7 @@ def split(
     Raises:
         DataError: the data has too few rows, or none for the test.
     """
-    rows = len(dataset.train)
+    rows, (labels, names) = len(dataset.train), dataset.strata
     check_settings(
         (clients >= 1, "clients", "at least 1", clients),
         (0 <= server < max(1, rows), "server", f"at least 0, and below the {rows} training rows", server),
@@ -82,7 +82,7 @@ def split(
     official = None if dataset.test is None else np.searchsorted(pool, dataset.test)
     owners = None if dataset.groups is None else dataset.groups[pool]
     held = hold_out(
-        dataset.y[pool],
+        labels[pool],
         official,
         seed=seed,
         fraction=test_fraction,
@@ -102,7 +102,7 @@ def split(
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
     shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
-    by_class = [test[dataset.y[test] == label] for label in range(len(dataset.classes))]
+    by_class = [test[labels[test] == label] for label in range(len(names))]
     own_test = []
     for client, shard in enumerate(shards):
         rng = stream(seed, "data.own-test", client)
@@ -110,7 +110,7 @@ def split(
         if partition == "natural" and len(own):
             own_test.append(np.sort(own if own_test_rows is None else rng.permutation(own)[:own_test_rows]))
         else:
-            own_test.append(_own_rows(by_class, dataset.y[shard], 100 if own_test_rows is None else own_test_rows, rng))
+            own_test.append(_own_rows(by_class, labels[shard], 100 if own_test_rows is None else own_test_rows, rng))
     return Split(shards, shared, kept, tuple(own_test), apart)
 
 
@@ -224,7 +224,7 @@ def _partition(
     options: Mapping[str, Any],
 ) -> list[np.ndarray]:
     """The parts as positions in the pool, validated because a partition may be user code."""
-    rng, labels = stream(seed, "data.partition"), dataset.y[pool]
+    rng, labels = stream(seed, "data.partition"), dataset.strata[0][pool]
     if isinstance(partition, str):
         extra: dict[str, Any] = dict(check_options(partition, options))
         if find_partition(partition).needs_groups:

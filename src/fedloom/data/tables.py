@@ -2,10 +2,11 @@
 
 import csv
 import io
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,15 +32,43 @@ class RawTable:
     columns: Mapping[str, np.ndarray]
     """Name -> (n,) numbers, booleans, or objects that are text or None; without the labels."""
     y: np.ndarray
-    """(n,) int64 labels, 0..K-1."""
+    """(n,) int64 labels, 0..K-1, or float64 numbers to predict."""
     classes: tuple[str, ...]
-    """K names."""
+    """K names; () for numbers to predict."""
     test: np.ndarray | None
     """(t,) int64 row numbers of the official test split, or None if there is none."""
     groups: np.ndarray | None = None
     """(n,) int64 natural owner of each row, or None."""
     owners: tuple[str, ...] = ()
     """Names of the owners, if they are known."""
+    label: str = ""
+    """The name of the label, if it is known."""
+
+    @property
+    def task(self) -> Literal["classes", "number"]:
+        """What the labels are."""
+        return "classes" if self.classes else "number"
+
+    @property
+    def strata(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """See `strata_of`."""
+        return strata_of(self.y, self.classes)
+
+
+def strata_of(y: np.ndarray, classes: Sequence[str], parts: int = 10) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(n,) int64 classes of labels y (n,) and their K names. Numbers to predict are divided into at most `parts` of
+    about equal size, in ascending order: by these they are partitioned, held out and shown."""
+    if classes:
+        return y, tuple(classes)
+    edges = np.unique(np.quantile(y, np.arange(1, parts) / parts, method="higher"))
+    edges = edges[edges > y.min()]
+    ends = [f"{edge:.6g}" for edge in edges]
+    names = (
+        [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"from {ends[-1]}"]
+        if ends
+        else ["all"]
+    )
+    return np.searchsorted(edges, y, side="right").astype(np.int64), tuple(names)
 
 
 def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
@@ -52,6 +81,8 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
     import pyarrow as pa
     from pyarrow import csv as arrow
 
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: give its path from {Path.cwd()}, or the whole path")
     raw, separator = _header(path)
     names = [name.strip() for name in raw]
     if len(set(names)) < len(names) or "" in names:
@@ -130,6 +161,12 @@ def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, 
         DataError: fewer than two classes.
     """
     codes, names = codes_of(labels.words)
+    numbers = labels.values if labels.values.dtype.kind == "f" else np.empty(0)
+    if (numbers != np.floor(numbers))[~np.isnan(numbers)].any():
+        raise DataError(
+            f"{what} must have classes, but has numbers with decimals: a number to predict is for one data set, whose "
+            "columns fedloom divides (data.name)."
+        )
     if len(names) < 2:
         raise DataError(f"{what} must have at least 2 classes, but its labels are {list(names)}.")
     return codes, names

@@ -17,7 +17,7 @@ from fedloom import methods, models
 from fedloom.core import message
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
-from fedloom.core.evaluation import PredictsAlone, contribution, decide
+from fedloom.core.evaluation import PredictsAlone, Restorable, contribution, decide
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
@@ -71,7 +71,10 @@ class DeployedParty:
         cfg = _config(manifest, method)
         model, shape, norm = self.inputs.model, self.inputs.shape, self.inputs.norm
         self._scaling = _scaling(state, shape)
-        _check_size(model, shape, norm, cfg.learned, state)
+        network = None
+        if "no network" not in method.needs:
+            _check_size(model, shape, norm, cfg.learned, state)
+            network = partial(models.build, model, shape, cfg.learned, norm=norm, seed=0)
         self._tests: dict[str, Rows] = {}
         context = ClientContext(
             id=self.number,
@@ -79,7 +82,7 @@ class DeployedParty:
             parties=manifest.parties,
             classes=len(self.classes),
             data=self._rows(np.empty((0, *shape), np.float32)),
-            network=partial(models.build, model, shape, cfg.learned, norm=norm, seed=0),
+            network=network,
             tests=self._tests,
         )
         self._party = method.client(cfg, context)
@@ -143,6 +146,7 @@ class DeployedActive:
         assert method.server is not None
         self.manifest, self.classes = manifest, manifest.classes
         self._alone, self._any = hasattr(method.client, "alone"), method.any_contributor
+        self._narrower = "no network" in method.needs
         classes = len(manifest.classes)
         # An active party is built where its rows are; one zero row of each class replaces those it had.
         labels, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
@@ -192,7 +196,8 @@ class DeployedActive:
 
     def _tensor(self, sent: Embeddings) -> Tensor:
         part, width = np.asarray(sent.values), self.manifest.width
-        if part.dtype != np.float32 or part.shape[1:] != (width,) or not len(part) or not np.isfinite(part).all():
+        fits = part.ndim == 2 and (part.shape[1] == width or (self._narrower and part.shape[1] < width))
+        if part.dtype != np.float32 or not fits or not len(part) or not np.isfinite(part).all():
             got = f"{part.shape} {part.dtype}"
             raise DataError(f"Party {sent.party}'s embeddings must be (n >= 1, {width}), finite, float32, not {got}.")
         return torch.from_numpy(part.copy())
@@ -236,7 +241,15 @@ def exported(party: Party[Any]) -> dict[str, Any]:
 
 
 def _restore(party: Party[Any], state: Any) -> None:
-    """Give a party the state of its folder, if it has the form that the party exports."""
+    """Give a party the state of its folder, if it has the form that the party exports.
+
+    Raises:
+        MessageError: it has another form.
+    """
+    if isinstance(party, Restorable):
+        message.check_like(state, dict.fromkeys(party.EXPORT, object))
+        party.restore(state)
+        return
     message.check_like(state, exported(party))
     for name, value in state.items():
         setattr(party, name, value)
@@ -244,7 +257,7 @@ def _restore(party: Party[Any], state: Any) -> None:
 
 def _config(manifest: PartyManifest, method: Method) -> Any:
     cfg, widest = method.configure(params=manifest.params), min(WIDEST, ALL // manifest.parties)
-    if cfg.embedding_dim > widest:
+    if "no network" not in method.needs and cfg.embedding_dim > widest:
         raise CheckpointError(f"params.embedding_dim must be at most {widest}, not {cfg.embedding_dim}")
     return cfg
 

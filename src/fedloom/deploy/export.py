@@ -53,6 +53,8 @@ class Exported:
     vertical: bool
     alone: bool
     """Whether the folders belong to a vertical federation, and whether its parties can predict alone."""
+    bins: bool
+    """Whether parties have bins of their columns in place of a network."""
     tried: int
     """Number of test rows on which the folders' predictions match the run."""
 
@@ -104,6 +106,7 @@ def export(
         plan.rounds,
         plan.method.setting == "vertical",
         hasattr(plan.method.client, "alone"),
+        "no network" in plan.method.needs,
         found.tried,
     )
 
@@ -114,6 +117,8 @@ def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging:
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
     parties = _restored(plan, states, contributors)
     sent = {m: embedded(party, "test") for m, party in parties.items() if m is not None}
+    if plan.data.target is not None:
+        raise ConfigError("folders of parties with columns predict classes only, and this run predicts a number")
     tensors, inputs = zip(*(_content(plan, m, party) for m, party in parties.items()), strict=True)
     data = [message.encode(tree, LIMITS) for tree in tensors]
     file = Path(plan.run.method.partition(".py:")[0].removesuffix(".py") + ".py")
@@ -128,7 +133,7 @@ def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging:
         "page_sha256": digest(page.read_bytes()) if page else None,
         "preset": plan.run.preset,
         "params": plan.cfg.model_dump(mode="json"),
-        "width": next(iter(sent.values())).shape[1],
+        "width": max(part.shape[1] for part in sent.values()),
         "classes": plan.data.classes,
     }
     for name, m, spec, state in zip(names, parties, inputs, data, strict=True):
@@ -235,7 +240,7 @@ def _verify(
     parts = {m: values[:rows] for m, values in sent.items()}
     joint = torch.softmax(decide(parties[None], parts), -1)
     active = load_active(folder / ACTIVE, trust=trust)
-    again = [Embeddings(m, active.manifest.federation, "", part.numpy()) for m, part in parts.items()]
+    again = [Embeddings(m, active.manifest.federation, "", part.float().numpy()) for m, part in parts.items()]
     _compare(ACTIVE, joint, torch.from_numpy(active.predict(again)))
     return rows
 

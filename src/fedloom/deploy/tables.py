@@ -29,8 +29,12 @@ FLOOR = 0.0
 """The smallest probability of a forest; 0 for boosting."""
 
 
+DIVISOR = 0
+"""For a standardized number what the sum of leaves is divided by; 0 for classes."""
+
+
 class TreeNetwork(nn.Module):
-    """Trees over bins: logits (n, K) of rows (n, F)."""
+    """Trees over bins: logits (n, K), or a standardized number (n, 1), of rows (n, F)."""
 
     edges: torch.Tensor
     lengths: torch.Tensor
@@ -47,7 +51,7 @@ class TreeNetwork(nn.Module):
             self.register_buffer(name, torch.zeros(shape, dtype=getattr(torch, dtype)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, K)."""
+        """Logits (n, K), or a number (n, 1)."""
         columns, at = [], 0
         for width, used, words, missing in COLUMNS:
             part, at = x[:, at : at + width], at + width
@@ -80,6 +84,8 @@ class TreeNetwork(nn.Module):
                 total[:, t % OUTPUTS] += self.value[node, 0]
             else:
                 total += self.value[node]
+        if DIVISOR:
+            return (total.double() * 2.0**-20 / DIVISOR).float()
         if FLOOR:
             p = total / total.sum(1, keepdim=True)
             return torch.log(FLOOR + (1 - OUTPUTS * FLOOR) * p)
@@ -90,7 +96,7 @@ class TreeNetwork(nn.Module):
 def is_joint(party: Party[Any]) -> bool:
     """Whether a party's model are trees, the same at all owners."""
     cfg = party.cfg
-    return "trees" in party.STATE and not (cfg.mix or cfg.owner_column or getattr(cfg, "own_trees", 0))
+    return "trees" in party.STATE and not (getattr(cfg, "mix", 0) or cfg.owner_column or getattr(cfg, "own_trees", 0))
 
 
 def inputs_of(data: Dataset) -> ModelInputs:
@@ -134,12 +140,14 @@ def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
         else (len(rule.names), 1 if isinstance(rule, RawNumber) else len(rule.names), False, -1)
         for rule in rules
     ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
-    forest = party.trees["value"].shape[1] > 1
+    number, forest = party.context.target is not None, party.trees["value"].shape[1] > 1
+    averages = "drawn" in party.STATE  # a forest
     values = {
         "BUFFERS": {k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()},
         "COLUMNS": columns,
         "OUTPUTS": party.context.classes if forest or party.context.classes > 2 else 1,
         "FLOOR": FOREST_FLOOR if forest else 0.0,
+        "DIVISOR": (len(party.trees["root"]) if averages else 1) if number else 0,
     }
     text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     source = inspect.getsource(TreeNetwork).replace("class TreeNetwork", "class Network")

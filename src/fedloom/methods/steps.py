@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedloom.core.page import SGD, Federation, MethodConfig, ModelError, Party, Template, Tree, floats
 from fedloom.methods.settings import Adaptation, LocalSGD
@@ -81,9 +80,9 @@ class LocalSGDConfig(MethodConfig):
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
-def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The trainable parameters of a network by name, detached."""
-    return {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
+def trainable_weights(module: nn.Module, device: str = "cpu") -> dict[str, Tensor]:
+    """The trainable parameters of a network by name, detached, on this device."""
+    return {k: p.detach().to(device) for k, p in module.named_parameters() if p.requires_grad}
 
 
 def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]:
@@ -142,9 +141,10 @@ def reset_optimizer(party: Party[object]) -> None:
     party.opt = {k: torch.zeros_like(v) for k, v in party.opt.items()}
 
 
-def cross_entropy(party: Party[object], x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy () of the party's network on x (B, ...), y (B,), with its graph."""
-    return F.cross_entropy(party.model(x), y)
+def label_loss(party: Party[object], x: Tensor, y: Tensor) -> Tensor:
+    """Mean loss () of the party's network on x (B, ...), y (B,), with its graph: the cross-entropy of classes, or half
+    the squared error of a number."""
+    return party.context.task.loss(party.model(x), y)
 
 
 def local_sgd(party: Party[LocalSGD], *, t: int) -> None:
@@ -158,10 +158,10 @@ def fine_tune(party: Party[LocalSGD]) -> None:
 
 
 def sgd_epochs(party: Party[LocalSGD], epochs: Iterable[Epoch]) -> None:
-    """SGD with zero momentum at the start, on the mean cross-entropy."""
+    """SGD with zero momentum at the start, on the mean loss."""
     reset_optimizer(party)
     for n, names in epochs:
-        party.train(partial(cross_entropy, party), party.epochs(n, size=party.cfg.batch_size), only=names)
+        party.train(partial(label_loss, party), party.epochs(n, size=party.cfg.batch_size), only=names)
 
 
 def local_epochs(party: Party[LocalSGD], t: int) -> list[Epoch]:
@@ -183,15 +183,15 @@ def tuning_epochs(party: Party[LocalSGD]) -> list[Epoch]:
 # -- adaptation ----------------------------------------------------------------------------------------------------
 
 
-def weighted_cross_entropy(party: Party[object], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Weighted cross-entropy () on x (n, ...), y (n,) with row weights `weight` (n,) that sum to 1."""
-    return (F.cross_entropy(party.model(x), y, reduction="none") * weight).sum()
+def weighted_loss(party: Party[object], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Weighted loss () on x (n, ...), y (n,) with row weights `weight` (n,) that sum to 1."""
+    return (party.context.task.loss(party.model(x), y, "none") * weight).sum()
 
 
 def adapt(party: Party[Adaptation], steps: int) -> None:
     """Full-batch gradient steps on the support half, which a party of one row lacks."""
     if steps:
-        gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.context.support)
+        gradient_descent(party, steps, partial(weighted_loss, party), *party.context.support)
 
 
 def gradient_descent(party: Party[Adaptation], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedloom.core.errors import ModelError, did_you_mean
 from fedloom.models import custom, external
-from fedloom.models.black_boxes import BLACK_BOXES, is_black_box
+from fedloom.models.black_boxes import BLACK_BOXES, check_installed, is_black_box
 from fedloom.models.parts import Classifier, Norm, seeded
 from fedloom.models.resnet import cifar_resnet, resnet, wide_resnet
 from fedloom.models.small import celeba_cnn, cnn, lenet5, mlp, strided
@@ -150,7 +150,7 @@ def check_name(name: str, *, black_boxes: bool = False) -> None:
         black_boxes: whether a key of `BLACK_BOXES` is valid too.
 
     Raises:
-        ModelError: the name is unknown, or its import path does not lead to a callable.
+        ModelError: the name is unknown, its package is not installed, or its import path does not lead to a callable.
     """
     known = {**MODELS, **(BLACK_BOXES if black_boxes else {})}
     if external.is_external(name):
@@ -162,6 +162,8 @@ def check_name(name: str, *, black_boxes: bool = False) -> None:
         custom.find(name)
     elif name in BLACK_BOXES and not black_boxes:
         raise ModelError(f"{name} is a black box, but a network is needed here; choose one of {', '.join(MODELS)}.")
+    elif name in BLACK_BOXES:
+        check_installed(name)
     elif name not in known:
         raise ModelError(
             f"there is no model {name!r}.{did_you_mean(name, known)} Name yours as package.module:factory."

@@ -151,6 +151,23 @@ def explained(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float
     return float(1 - error.square().sum() / (y.mean(0) - rows).square().sum().clamp_min(1e-12))
 
 
+def explained_by_bins(sent: Tensor, rows: Tensor, known: tuple[Tensor, Tensor]) -> float:
+    """Private rows from the bins of their columns: the share of their variance that is explained by the mean of the
+    known rows in the same bin, or else between the nearest bins with known rows.
+
+    Args:
+        sent, rows: bins and the private rows (m, p) behind them.
+        known: the same of n rows that the attacker knows.
+    """
+    guesses = torch.empty_like(rows, dtype=torch.float64)
+    for f in range(rows.shape[1]):
+        places, bin_of = np.unique(known[0][:, f].numpy(), return_inverse=True)
+        means = np.bincount(bin_of, known[1][:, f].numpy()) / np.bincount(bin_of)
+        guesses[:, f] = torch.from_numpy(np.interp(sent[:, f].numpy(), places, means))
+    error, spread = guesses - rows, known[1].double().mean(0) - rows
+    return float(1 - error.square().sum() / spread.square().sum().clamp_min(1e-12))
+
+
 def imitation(x: Tensor, answers: Tensor) -> Predict:
     """A model that imitates a client from its answers (n, K), log-probabilities, on rows (n, ...): kernel regression
     with a Gaussian kernel whose width is the median distance."""

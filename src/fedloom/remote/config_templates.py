@@ -22,8 +22,8 @@ name = "$name"  # as in its certificate
 # The state of its runs. Keep this folder, readable by its owner only.
 state = "state"
 
-# The federation's CA, the node's certificate, its key (which never leaves this machine), and the list of revoked
-# certificates, which is read again whenever it changes.
+# The federation's CA, the node's certificate, its key (fedloom certs --request makes it, and it never leaves this
+# machine), and the list of revoked certificates, which is read again whenever it changes.
 ca = "ca.pem"
 certificate = "certificate.pem"
 key = "key.pem"
@@ -33,6 +33,8 @@ revoked = "revoked.pem"
 callers = { $coordinator = "$address" }
 # Peers that exchange messages with this node.
 $peers
+# A run on rows of your own waits until fedloom node node.toml --approve RUN: "ask", "auto" (not for equal runs), "off".
+approve = "ask"
 # Limit of a run's rounds.
 max_rounds = 1000
 # Smallest batch size: the fewer rows in a step, the more it reveals about each.

@@ -17,6 +17,7 @@ from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read
 from fedloom.remote.hub import open_hub
 from fedloom.remote.matching import match
+from fedloom.remote.node.terms import sha256, terms
 from fedloom.remote.secret import secret
 from fedloom.remote.starts import check_node_count, keep_start, next_start, run_id
 
@@ -96,12 +97,12 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         )
     remote = [i for i in range(len(plan.clients)) if i not in plan.colocated]
     check_node_count(len(remote), len(nodes.names), len(plan.colocated))
-    number = next_start(folder)
+    number, told = next_start(folder), for_nodes(plan)
     engine = NetEngine(
         dict(zip(remote, nodes.names, strict=True)),
         [plan.clients[i]() for i in plan.colocated],
         plan.names,
-        config=for_nodes(plan).model_dump_json(),
+        config=told.model_dump_json(),
         differences=lambda i, theirs: differences(expected(plan, i), theirs, run.data.name if run.data.own else ""),
         run=plan.known_as or run_id(run, plan.cfg, nodes.own, folder),
         transport=nodes.transport,
@@ -111,6 +112,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         seed=run.seed,
         faults=run.faults,
         max_rows=nodes.max_rows,
+        terms=sha256(terms(told, plan.method, plan.cfg, plan.rounds)),
         colluders=run.aggregate.colluders,
     )
     if folder is not None:

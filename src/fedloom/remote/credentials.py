@@ -34,6 +34,8 @@ _REPAIRS = {
     62: "correct the name or the address in callers of node.toml",
 }
 """OpenSSL's codes for a certificate that no known CA has signed, and for a valid one with another name."""
+_NEW_LIST = "the CA's owner makes a new one by fedloom certs --list: copy its revoked.pem here"
+_NEW_CERTIFICATE = "run fedloom certs --request NAME beside its key, and have the CA's owner sign request.pem"
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH)
 
 
@@ -62,6 +64,7 @@ class Credentials:
     _key: bytes = field(init=False, repr=False, compare=False)
     _list: "_RevocationList | None" = field(init=False, repr=False, compare=False)
     _client: ssl.SSLContext = field(init=False, repr=False, compare=False)
+    _told: dict[str, str] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("ca", "certificate", "key"):
@@ -85,6 +88,22 @@ class Credentials:
     def name(self) -> str:
         """The owner's name: the certificate's first DNS name, or else its common name."""
         return _shown(self._certificate).name
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What the CA allows its owner: the organizational units of its subject."""
+        return _shown(self._certificate).roles
+
+    @property
+    def ends(self) -> dict[str, datetime]:
+        """When the certificate ends, and the list of revoked certificates, if there is one."""
+        listed = {} if self._list is None else {"list of revoked certificates": self._list.ends}
+        return {"certificate": _shown(self._certificate).ends, **listed}
+
+    @staticmethod
+    def roles_in(pem: bytes) -> tuple[str, ...]:
+        """The roles in another's certificate, which `caller` or `signed` has checked."""
+        return _shown(pem).roles
 
     def server(self) -> grpc.ServerCredentials:
         """For a server that requires a certificate of the CA; `caller` gives the caller's name."""
@@ -119,11 +138,13 @@ class Credentials:
                 shown = _shown(pem)
             except (ValueError, x509.DuplicateExtension):  # OpenSSL accepts more than this parser
                 return None
+            why = "" if self._list is None else self._list.against(shown)
             if not shown.begins <= datetime.now(UTC) <= shown.ends:
-                return None
-            if self._list is not None and self._list.against(shown):
-                return None
-            return shown.name or None
+                why = f"its certificate is valid from {shown.begins:%Y-%m-%d} to {shown.ends:%Y-%m-%d}"
+            if why != self._told.get(shown.name, ""):  # not at each call
+                self._told[shown.name] = why
+                log.warning("%a is %s", shown.name, f"not accepted: {why}" if why else "accepted again")
+            return None if why else shown.name or None
         return None
 
     @property
@@ -158,15 +179,7 @@ class Credentials:
                 return False  # the key of a node's certificate issues no others
             if self.caller({"x509_pem_cert": [shown]}) != name:
                 return False
-            key = chain[0].public_key()
-            if isinstance(key, ec.EllipticCurvePublicKey):
-                key.verify(signature, text, ec.ECDSA(SHA256()))
-            elif isinstance(key, rsa.RSAPublicKey):
-                key.verify(signature, text, _PSS, SHA256())
-            elif isinstance(key, ed25519.Ed25519PublicKey):
-                key.verify(signature, text)
-            else:
-                return False
+            check_signature(chain[0], text, signature)
         except (ValueError, InvalidSignature, ConfigError, x509.ExtensionNotFound, x509.DuplicateExtension):
             return False
         return True
@@ -186,6 +199,8 @@ class Credentials:
             EngineError: no answer, or an untrusted server; the text gives the reason.
         """
         untrusted = f"the server at {address} is not trusted as {name}"
+        if datetime.now(UTC) > (ends := _shown(self._certificate).ends):  # the server would only break the connection
+            raise EngineError(f"{self.certificate} expired on {ends:%Y-%m-%d}; {_NEW_CERTIFICATE}")
         try:
             async with asyncio.timeout(seconds):
                 der = await _handshake(address, name, self._client)
@@ -205,6 +220,23 @@ class Credentials:
         if why:
             raise EngineError(f"{untrusted}: {why}")
         return pem
+
+
+def check_signature(certificate: x509.Certificate, text: bytes, signature: bytes) -> None:
+    """Check that a certificate's key has signed a text; whose certificate it is must be checked apart.
+
+    Raises:
+        InvalidSignature: it has not, or the key is of a kind that signs nothing here.
+    """
+    key = certificate.public_key()
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, text, ec.ECDSA(SHA256()))
+    elif isinstance(key, rsa.RSAPublicKey):
+        key.verify(signature, text, _PSS, SHA256())
+    elif isinstance(key, ed25519.Ed25519PublicKey):
+        key.verify(signature, text)
+    else:
+        raise InvalidSignature
 
 
 def endpoint(address: str) -> tuple[str, int] | str:
@@ -249,6 +281,7 @@ class _PresentedCertificate:
     issuer: x509.Name
     begins: datetime
     ends: datetime
+    roles: tuple[str, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -261,13 +294,19 @@ def _shown(pem: bytes) -> _PresentedCertificate:
         names = alternative.get_values_for_type(x509.DNSName)
     common = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     name = names[0] if names else str(common[0].value) if common else ""
+    units = found.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATIONAL_UNIT_NAME)
+    roles = tuple(str(one.value) for one in units)
     return _PresentedCertificate(
-        name, found.serial_number, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc
+        name, found.serial_number, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc, roles
     )
 
 
 class _RevocationList:
-    """The CA's list on disk. Once a valid list was read, an invalid one is logged and ignored."""
+    """The CA's list on disk. Once a valid list was read, an invalid one is logged and ignored.
+
+    Attributes:
+        ends: when it expires.
+    """
 
     def __init__(self, path: Path, authorities: list[x509.Certificate]) -> None:
         self._path, self._authorities = path, authorities
@@ -285,8 +324,8 @@ class _RevocationList:
                 log.warning("%s; the previous list stays in force", error)
         if shown.issuer != self._issuer:
             return "certificate and list of revoked certificates have different CAs"
-        if datetime.now(UTC) > self._ends:
-            return f"the list of revoked certificates expired on {self._ends:%Y-%m-%d}; copy a newer one from the CA"
+        if datetime.now(UTC) > self.ends:
+            return f"the list of revoked certificates expired on {self.ends:%Y-%m-%d}; {_NEW_LIST}"
         return "certificate revoked" if shown.serial in self._serials else ""
 
     def _now(self) -> tuple[int, ...]:
@@ -309,9 +348,9 @@ class _RevocationList:
             raise ConfigError(f"{self._path} is not signed by the CA; copy the list from the CA again")
         ends = found.next_update_utc or datetime.max.replace(tzinfo=UTC)
         if ends < datetime.now(UTC):
-            raise ConfigError(f"{self._path} expired on {ends:%Y-%m-%d}; copy a newer list from the CA")
+            raise ConfigError(f"{self._path} expired on {ends:%Y-%m-%d}; {_NEW_LIST}")
         self._serials = frozenset(one.serial_number for one in found)
-        self._issuer, self._ends = found.issuer, ends
+        self._issuer, self.ends = found.issuer, ends
 
 
 def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool:
@@ -326,14 +365,14 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; create it with fedloom certs") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; make it with fedloom certs --request") from None
 
 
 def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise ConfigError(f"{path} is not a PEM certificate; create one with fedloom certs") from None
+        raise ConfigError(f"{path} is not a PEM certificate; make one with fedloom certs --request") from None
 
 
 def _check_chain(path: Path, chain: list[x509.Certificate], ca: Path, authorities: list[x509.Certificate]) -> None:
@@ -345,7 +384,7 @@ def _check_chain(path: Path, chain: list[x509.Certificate], ca: Path, authoritie
                 f"{path} is not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check the clock"
             )
         if now > one.not_valid_after_utc:
-            raise ConfigError(f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}; ask the CA for a new certificate")
+            raise ConfigError(f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}; {_NEW_CERTIFICATE}")
     issuers = [[above] for above in chain[1:]] + [authorities]
     for one, above in zip(chain, issuers, strict=True):
         if not any(_issued(one, by) for by in above):
@@ -369,7 +408,7 @@ def _check_key(path: Path, pem: bytes, of: Path, certificate: x509.Certificate) 
     except TypeError:
         raise ConfigError(f"{path} has a password; store the key without one") from None
     except ValueError:
-        raise ConfigError(f"{path} is not a PEM key; create one with fedloom certs") from None
+        raise ConfigError(f"{path} is not a PEM key; make one with fedloom certs --request") from None
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigError(f"{path} is not the key of {of}; copy both from the same folder")

@@ -52,6 +52,7 @@ class NetEngine(Engine):
         start: a number above all earlier starts of the run; None for the time in nanoseconds.
         timeouts: of calls and waits.
         max_rows: the largest number of rows that a node may claim, by its name.
+        terms: hash of what nodes approve, which is part of secure sums.
         colluders: nodes of a secure sum that may help the coordinator.
 
     Raises:
@@ -77,11 +78,13 @@ class NetEngine(Engine):
         seed: int = 0,
         faults: Faults | None = None,
         max_rows: Mapping[str, int] | None = None,
+        terms: str = "",
         colluders: int = 0,
     ) -> None:
         super().__init__(names, seed=seed, faults=faults)
         self._colocated = LocalEngine(colocated, seed=seed) if colocated else None
         self._differences, self._transport, self._timeouts = differences, transport, timeouts
+        self._terms = terms
         self._colluders = colluders
         number = time_ns() if start is None else start
         self._common = RunContext(run, number, config, resume, timeouts, dict(nodes), max_rows or {})
@@ -129,7 +132,7 @@ class NetEngine(Engine):
         async def summed() -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
             await self._wait_for_nodes()
             sessions = [self._sessions[task.party] for task in tasks]
-            context = f"{self._common.run}/{self._common.start}"
+            context = f"{self._common.run}/{self._common.start}/{self._terms}"
             call = tasks[0].round, tasks[0].method
             d = size(expect, weight)
             return await secure_sum(sessions, run_masked, context, weight, d, asked, call, self._colluders)
@@ -157,14 +160,21 @@ class NetEngine(Engine):
             self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own.
+        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own, or its
+        site has stopped the run.
 
         Raises:
             EngineError: a node is unreachable.
         """
 
         async def ask(session: NodeSession) -> str:
-            head, _ = payload.unpack(await session.ask("digest", self._common.which()), {"sha256": str})
+            try:
+                answer = await session.ask("digest", self._common.which())
+            except CallRefused as refusal:
+                if refusal.code != rpc_errors.STOPPED:
+                    raise
+                return ""  # the others go on to the end
+            head, _ = await asyncio.to_thread(payload.unpack, answer, {"sha256": str})
             sha: str = head["sha256"]
             return sha
 

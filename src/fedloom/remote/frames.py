@@ -48,6 +48,8 @@ SERVICE: Final = "fedloom.Node"
 ASK: Final = f"/{SERVICE}/Ask"
 PULSES: Final = f"/{SERVICE}/Pulse"
 STATUS: Final = {
+    rpc_errors.PENDING: grpc.StatusCode.FAILED_PRECONDITION,
+    rpc_errors.STOPPED: grpc.StatusCode.PERMISSION_DENIED,
     rpc_errors.REFUSED: grpc.StatusCode.PERMISSION_DENIED,
     rpc_errors.MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     rpc_errors.UNKNOWN: grpc.StatusCode.NOT_FOUND,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fedloom.core.errors import EngineError, MessageError
-from fedloom.core.message import Tree
+from fedloom.core.message import Limits, Tree
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.frames import LARGE, LARGEST, LARGEST_PIECE, RECONNECT, SILENCE, printable
@@ -27,8 +27,12 @@ _NEXT: Final = {"hub": str, "last": int, "session": str, "limit": int}
 _BODY: Final = {"hub": str, "number": int}
 _REPLY: Final = {"hub": str, "number": int, "code": str, "words": str}
 _PEER: Final = {"peer": str, "run": str, "session": str}
+_CALLS: Final[dict[str, dict[str, Any]]] = {"next": _NEXT, LARGE: _BODY, "reply": _REPLY, "peer": _PEER}
+"""The heads of calls, by kind."""
 TICK: Final = 0.25
 """Seconds between two checks of which nodes are still there."""
+_HEAD: Final = Limits(max_bytes=1 << 17, max_depth=1, max_leaves=8)
+"""Of the heads of a node's calls to the hub, which hold a few numbers and a sentence."""
 _NOBODY: Final = "nobody"
 _PAUSES: Final = 0.02, 0.5
 """Seconds until a call is made again that a busy node refused: the first pause and the longest."""
@@ -46,7 +50,11 @@ class _Delivery:
 
 
 class NodeConnection:
-    """The connection of one node, as the engine uses it: see `fedloom.remote.connections.Connection`."""
+    """The connection of one node, as the engine uses it: see `fedloom.remote.connections.Connection`.
+
+    Attributes:
+        parsing: held while a call of this node is parsed: it has at most one thread, whatever it sends.
+    """
 
     def __init__(self, hub: "Hub", name: str) -> None:
         self.name = name
@@ -60,6 +68,7 @@ class NodeConnection:
         self._last = -1
         self._more = asyncio.Event()
         self._poll = 0
+        self.parsing = asyncio.Lock()
 
     @property
     def up(self) -> bool:
@@ -167,7 +176,7 @@ class NodeConnection:
         call = self._calls.get(request["number"]) if request["hub"] == self._hub.token else None
         return b"" if call is None else call.body
 
-    def reply(self, request: dict[str, Any], rest: Sequence[memoryview]) -> bytes:
+    def reply(self, request: dict[str, Any], rest: Sequence[bytes]) -> bytes:
         """Take the reply to a call; one that nobody waits for any more is dropped."""
         call = self._calls.get(request["number"]) if request["hub"] == self._hub.token else None
         if call is not None and not call.reply.done():
@@ -175,7 +184,7 @@ class NodeConnection:
                 code = request["code"] if request["code"] in rpc_errors.CODES else rpc_errors.FAILED
                 call.reply.set_exception(CallRefused(code, printable(request["words"])))
             else:
-                call.reply.set_result(bytes(rest[0]) if rest else b"")
+                call.reply.set_result(rest[0] if rest else b"")
             self.received += sum(map(len, rest))
         return payload.pack({})
 
@@ -238,20 +247,21 @@ class Hub:
             raise CallRefused(rpc_errors.MALFORMED, "invalid message", str(error)) from None
 
     async def _answer(self, connection: NodeConnection, kind: str, body: bytes) -> bytes:
-        if kind == "next":
-            return await connection.next(payload.unpack(body, _NEXT)[0])
-        if kind == LARGE:
-            return connection.body(payload.unpack(body, _BODY)[0])
-        if kind == "reply":
-            return connection.reply(*payload.unpack(body, _REPLY))
-        if kind != "peer":
+        if kind not in _CALLS:
             raise CallRefused(rpc_errors.MALFORMED, "unknown kind of call")
-        request, rest = payload.unpack(body, _PEER)
+        async with connection.parsing:
+            request, rest = await asyncio.to_thread(_unpacked, body, _CALLS[kind])
+        if kind == "next":
+            return await connection.next(request)
+        if kind == LARGE:
+            return connection.body(request)
+        if kind == "reply":
+            return connection.reply(request, rest)
         there = self.connections.get(request["peer"])
         if there is None or len(rest) != 1:
             raise refused(f"{printable(request['peer'])} is no node of this run")
         head: Tree = {**request, "peer": connection.name}
-        return await there.ask("peer", payload.pack(head, bytes(rest[0])), deadline=600.0)
+        return await there.ask("peer", payload.pack(head, rest[0]), deadline=600.0)
 
     async def leave(self, connection: NodeConnection) -> None:
         """Close a connection, and the server with the last one."""
@@ -277,6 +287,12 @@ class Hub:
                 broken = connection.broken is not None and now - connection.broken > self._reconnect
                 if connection.up and (broken or now - connection.life > max(self.silence, self._reconnect)):
                     connection.lost()
+
+
+def _unpacked(body: bytes, like: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    """The head of a call, and copies of its further messages."""
+    head, rest = payload.unpack(body, like, _HEAD)
+    return head, [bytes(part) for part in rest]
 
 
 async def open_hub(

@@ -255,7 +255,7 @@ class _MatchingSession:
         body = payload.pack(whole, *rest)
         call = f"{self._id}/{self._start}/match/{next(self._numbers)}"
         answer = await party_node.link.ask("match", body, id=call, deadline=deadline or self._nodes.timeouts.call)
-        return payload.unpack(answer, like)
+        return await asyncio.to_thread(payload.unpack, answer, like)
 
     async def _all(self, parties: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
         """Run a step with all nodes at the same time, and report all problems together."""
@@ -281,7 +281,7 @@ class _MatchingSession:
     async def _patiently(self, party_node: _RemoteParty, work: Callable[[], Awaitable[None]]) -> None:
         """Run a step with a node, and repeat it from the start if the node was unreachable, restarted or busy."""
         loop, patience, lost = asyncio.get_running_loop(), self._nodes.timeouts.start, 0
-        end = loop.time() + patience
+        end, told = loop.time() + patience, False
         while True:
             if not await party_node.link.wait(max(0.0, end - loop.time())):
                 raise CallRefused(rpc_errors.UNREACHABLE, "unreachable")
@@ -292,6 +292,13 @@ class _MatchingSession:
                 if loop.time() - began > patience:
                     end = loop.time() + patience
                 lost += error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN)
+                if error.code == rpc_errors.PENDING:  # a person decides, perhaps tomorrow
+                    if not told:
+                        _log.warning("waiting for %s: %s", party_node.name, error.words)
+                    told, end = True, loop.time() + patience
+                    self._nodes.timeouts.check_stop()
+                    await asyncio.sleep(0.5)
+                    continue
                 again = error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
                 if not again or loop.time() >= end:
                     raise

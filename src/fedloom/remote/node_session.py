@@ -34,6 +34,7 @@ MOST_NOTES: Final = 64
 """Limit of the notes of one reply; further ones are dropped."""
 _ANSWER: Final = {"lines": object, "notes": object, "missing": object}
 _OPENED: Final = {"resumed": bool, "call": int, "evaluates": bool, "facts": object}
+_LATER: Final = (rpc_errors.UNREACHABLE, rpc_errors.TAKEN)
 _log = logging.getLogger("fedloom.net")
 
 
@@ -53,6 +54,7 @@ class RunContext:
         kept: the rounds of the coordinator's checkpoints.
         floor: nodes may drop replies left for peers by calls before this number.
         stale: parties whose nodes report a newer start.
+        refused: whether a node has refused the run, so that others need not be waited for.
     """
 
     run: str
@@ -66,6 +68,7 @@ class RunContext:
     kept: tuple[int, ...] = ()
     floor: int = 0
     stale: set[int] = field(default_factory=set)
+    refused: bool = False
 
     def which(self, **more: Tree) -> bytes:
         """The body of a call about the run."""
@@ -116,26 +119,31 @@ class NodeSession:
             self._common.timeouts.check_stop()
 
     async def start(self, end: float) -> dict[str, Any]:
-        """Open the run, waiting until `end` for a node that is unreachable or busy with another run.
+        """Open the run, waiting until `end` for a node that is unreachable or busy with another run, and without end
+        for one whose site has not approved it yet.
 
         Raises:
             CallRefused: the node is still unreachable or busy, or refuses the run.
             Interrupted: the run was stopped meanwhile.
         """
-        logged, now = False, asyncio.get_running_loop().time
+        logged, now = "", asyncio.get_running_loop().time
         while True:
             try:
                 if await self.link.wait(min(0.5, end - now())) or now() >= end:
                     return await self.open()
                 words = self.link.problem or "no answer yet"
             except CallRefused as error:
-                if error.code not in (rpc_errors.UNREACHABLE, rpc_errors.TAKEN) or now() >= end:
+                later = error.code in _LATER and now() < end
+                if error.code == rpc_errors.PENDING and not self._common.refused:  # a person decides, perhaps tomorrow
+                    later, end = True, max(end, now() + self._common.timeouts.start)
+                if not later:
+                    self._common.refused = True
                     raise
                 words = error.words
                 await asyncio.sleep(0.5)
-            if not logged:
-                _log.warning("waiting for %s, at most %.0f s: %s", self.name, end - now(), words)
-                logged = True
+            if words != logged:
+                _log.warning("waiting for %s: %s", self.name, words)
+                logged = words
             self._common.timeouts.check_stop()
 
     async def open(self) -> dict[str, Any]:
@@ -152,7 +160,7 @@ class NodeSession:
         )
         answer = await self.link.ask("open", body, id=common.id(), deadline=common.timeouts.call)
         self.opened = True
-        head, _ = payload.unpack(answer, _OPENED)
+        head, _ = await asyncio.to_thread(payload.unpack, answer, _OPENED)
         self._evaluates = head["evaluates"]
         if not isinstance(head["facts"], dict):
             raise MessageError("a node's facts must be a table")
@@ -184,7 +192,8 @@ class NodeSession:
         common = self._common
         about: dict[str, Tree] = {"run": common.run, "start": common.start, "round": call[0], "method": call[1]}
         head: Tree = {**about, "sum": name, "step": step, "names": [*names]}
-        answered, rest = payload.unpack(await self.ask("sum", payload.pack(head, *parts)), {"names": object})
+        answer = await self.ask("sum", payload.pack(head, *parts))
+        answered, rest = await asyncio.to_thread(payload.unpack, answer, {"names": object})
         theirs = answered["names"]
         if not isinstance(theirs, list) or not all(isinstance(one, str) for one in theirs):
             raise MessageError("the names of a sum must be a list")
@@ -257,26 +266,28 @@ class NodeSession:
                 common.stale.discard(self.party)
                 return await asyncio.to_thread(self._parse, tasks, answer, number)
             except CallRefused as error:
-                if error.code == rpc_errors.STALE:
-                    self._note_stale(error.words)
+                if error.code in (rpc_errors.STALE, rpc_errors.STOPPED):
+                    self._note_gone(error)
                 traced = error.code in (rpc_errors.FAILED, rpc_errors.MALFORMED)
                 trace = self._pointer(number, error.words) if traced else ""
                 return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
                 return TaskResults([Failure("not a message", f"{self.name}: {error}") for _ in tasks])
 
-    def _note_stale(self, words: str) -> None:
-        """Record that a node reports a newer start of the coordinator; one node alone does not stop this one.
+    def _note_gone(self, error: CallRefused) -> None:
+        """Record that a node reports a newer start of the coordinator, or that its site has stopped the run; one node
+        alone does not stop this one.
 
         Raises:
             EngineError: too few nodes are left for a round.
         """
-        common = self._common
+        common, words = self._common, error.words
+        why = "Too few nodes are left." if error.code == rpc_errors.STOPPED else "A newer coordinator took over."
         if self.party not in common.stale:
             _log.warning("%s: %s; continuing without it", self.name, words)
         common.stale.add(self.party)
         if len(common.nodes) - len(common.stale) < common.timeouts.fewest:
-            raise EngineError(f"{self.name}: {words}. A newer coordinator took over; stopping this one.")
+            raise EngineError(f"{self.name}: {words}. {why} Stopping.")
 
     def _parse(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
         """The results in an answer. Any invalid answer raises one of the errors that `_send` catches."""

@@ -6,7 +6,7 @@ from typing import Any
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.errors import MessageError
-from fedloom.core.message import Template, Tree
+from fedloom.core.message import Limits, Template, Tree
 from fedloom.remote.rpc_errors import mismatch
 
 PROTOCOL = 4
@@ -25,11 +25,13 @@ def pack(head: Tree, *rest: bytes) -> bytes:
     return b"".join(piece for part in parts for piece in (len(part).to_bytes(8, "little"), part))
 
 
-def unpack(body: bytes, like: Template = object) -> tuple[Any, list[memoryview]]:
-    """The head, checked against a template, and the further messages, not yet decoded.
+def unpack(body: bytes, like: Template = object, limits: Limits = message.DEFAULT) -> tuple[Any, list[memoryview]]:
+    """The head, checked against a template and limits, and the further messages, not yet decoded.
+
+    A large head takes long: call this outside the loop that listens.
 
     Raises:
-        MessageError: the body is truncated, or the head does not fit the template.
+        MessageError: the body is truncated, or the head does not fit the template or is too large.
     """
     view, parts = memoryview(body), list[memoryview]()
     while view:
@@ -40,7 +42,7 @@ def unpack(body: bytes, like: Template = object) -> tuple[Any, list[memoryview]]
         view = view[8 + length :]
     if not parts:
         raise MessageError("a body must have a head")
-    head = message.decode(parts[0])
+    head = message.decode(parts[0], limits)
     message.check_like(head, like)
     return head, parts[1:]
 

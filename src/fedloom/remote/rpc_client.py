@@ -373,6 +373,11 @@ class RPCClient:
         """Whether the other end's certificate was revoked, or has expired, since the connection was made."""
         return self._only is not None and self._revoked(self._only)
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles in the other end's certificate; none where it was not checked by a list of revoked ones."""
+        return () if self._only is None or self._credentials is None else self._credentials.roles_in(self._only)
+
     def _revoked(self, certificate: bytes) -> bool:
         assert self._credentials is not None
         return self._credentials.caller({"x509_pem_cert": [certificate]}) is None

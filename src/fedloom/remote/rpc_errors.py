@@ -24,7 +24,25 @@ UNREACHABLE: Final = "unreachable"
 """No heartbeat for longer than `frames.SILENCE`."""
 LATE: Final = "late"
 """No answer within the deadline."""
-CODES: Final = (REFUSED, MISMATCH, UNKNOWN, STALE, BUSY, TAKEN, MALFORMED, TOO_LARGE, FAILED, UNREACHABLE, LATE)
+PENDING: Final = "pending"
+"""The run waits for approval at the node's site."""
+STOPPED: Final = "stopped"
+"""The node's site has stopped the run."""
+CODES: Final = (
+    PENDING,
+    STOPPED,
+    REFUSED,
+    MISMATCH,
+    UNKNOWN,
+    STALE,
+    BUSY,
+    TAKEN,
+    MALFORMED,
+    TOO_LARGE,
+    FAILED,
+    UNREACHABLE,
+    LATE,
+)
 
 
 class CallRefused(Exception):

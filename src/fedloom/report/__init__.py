@@ -48,6 +48,20 @@ def write(folder: Path) -> Path:
     return _saved(render(page), folder / "report.html")
 
 
+def write_paper(folder: Path) -> list[Path]:
+    """Write a comparison's LaTeX table, BibTeX entries and PDF figure into its folder `paper`; returns their paths.
+
+    Raises:
+        DataError: the folder holds no comparison, or a file is missing or damaged.
+    """
+    from fedloom.report import paper, read
+
+    if not (folder / "comparison.json").is_file():
+        raise DataError(f"{folder} has no comparison.json. Name the folder of a comparison: fedloom compare writes it.")
+    found, runs = read.read_comparison(folder)
+    return paper.write(folder / "paper", found, runs)
+
+
 def write_many(folders: Sequence[Path], out: Path) -> Path:
     """Write one page to the file `out` that compares finished runs, and return its path.
 

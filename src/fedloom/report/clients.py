@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import OWN, Metric
+from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
@@ -21,36 +22,40 @@ WIDE = 12
 def clients_of_run(run: Run) -> PageSection:
     """The accuracy of each client of a run, on all classes and on its own class mix, and the partition."""
     s = run.summary
-    if s.eval_modes and s.own_accuracy:
+    if s.eval_modes and s.own:
         return _by_eval_mode(run)
-    order, each = _order(run), s.accuracy.over(s.clients)
+    order, each, noun, share = _order(run), s.overall.over(s.clients), s.main.noun, s.main.share
     series = [Dots(s.tested, each[order], series_style(0))]
-    caption = f"Clients are sorted by accuracy on {s.tested}."
-    if s.own_accuracy:
-        series.append(Dots("own class mix", s.own_accuracy.over(s.clients)[order], HOLLOW))
-        caption += " The own class mix weights test rows by the classes of a client's training rows."
-    alt = f"Accuracy of each client, {fmt.percent(np.nanmin(each))} to {fmt.percent(np.nanmax(each))}."
+    caption = f"Clients are sorted by {noun} on {s.tested}."
+    if s.own:
+        series.append(Dots("own class mix", s.own.over(s.clients)[order], HOLLOW))
+        if s.task == "classes":
+            caption += " The own class mix weights test rows by the classes of a client's training rows."
+    ends = f"{fmt.metric(np.nanmin(each), share)} to {fmt.metric(np.nanmax(each), share)}"
+    alt = f"{fmt.capital(noun)} of each client, {ends}."
     return _section(run, order, series, alt, caption)
 
 
 def _by_eval_mode(run: Run) -> PageSection:
     """Accuracies on own class mixes, in the first evaluation mode and without it; unseen clients come first."""
     s = run.summary
-    metric, before = next(iter(s.eval_modes)), s.accuracies[OWN].over(s.clients)
+    metric, before = next(iter(s.eval_modes)), s.accuracies[s.on_own].over(s.clients)
+    noun, share, sign = metric.noun, metric.share, -1 if metric.lower_is_better else 1
     eval_mode, after = metric.eval_mode, s.eval_modes[metric].over(s.clients)
     if s.unseen:
         after = np.where(np.isnan(after), s.eval_modes[metric.training].over(s.clients), after)
-    order = np.lexsort((-after, ~np.isin(np.arange(s.clients), s.unseen)))
+    order = np.lexsort((-sign * after, ~np.isin(np.arange(s.clients), s.unseen)))
     series = [Dots(eval_mode, after[order], series_style(0)), Dots("unadapted", before[order], HOLLOW)]
-    better, worse = int((after > before).sum()), int((after < before).sum())
+    better, worse = int((sign * (after - before) > 0).sum()), int((sign * (after - before) < 0).sum())
     caption = (
-        f"Accuracy on test rows in each client's own class mix, sorted by the accuracy {eval_mode}. The mean gain over "
-        f"unadapted models is {fmt.points(float(np.nanmean(after - before)))} points; {better} of {s.clients} clients "
-        f"improve, and {worse} get worse."
+        f"{fmt.capital(noun)} on test rows in each client's own class mix, sorted by the {noun} {eval_mode}. The mean "
+        f"{'gain over' if share else 'difference from'} unadapted models is "
+        f"{fmt.difference(float(np.nanmean(after - before)), share)}{' points' * share}; {better} of {s.clients} "
+        f"clients improve, and {worse} get worse."
     )
     caption += " Unseen clients come first." if s.unseen else ""
-    means = [f"{one.label} {fmt.percent(np.nanmean(one.values))}" for one in series]
-    alt = f"Accuracy of each client on its own class mix; the means are {fmt.together(means)}."
+    means = [f"{one.label} {fmt.metric(np.nanmean(one.values), share)}" for one in series]
+    alt = f"{fmt.capital(noun)} of each client on its own class mix; the means are {fmt.together(means)}."
     return _section(run, order, series, alt, caption, joined=True)
 
 
@@ -65,22 +70,23 @@ def clients_of_comparison(found: Comparison, runs: Sequence[Run]) -> PageSection
         for n, method in enumerate(found.methods)
         if method.name in same
     ]
-    means = fmt.together([f"{s.label} {fmt.percent(s.values.mean())}" for s in series])
-    alt = f"Accuracy of each client by method; the means are {means}."
+    share, title = found.metric.share, fmt.capital(found.metric.noun)
+    means = fmt.together([f"{s.label} {fmt.metric(s.values.mean(), share)}" for s in series])
+    alt = f"{title} of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
-    caption = f"Accuracy {found.describe(found.metric)}. Clients are sorted by {first.summary.name}."
+    caption = f"{title} {found.describe(found.metric)}. Clients are sorted by {first.summary.name}."
     caption += " Other seeds have other partitions." if many else ""
     section = _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
     rows = [
-        cells(name, str(count), *(fmt.with_gain(mean, gain) for mean, gain in values))
+        cells(name, str(count), *(fmt.with_gain(mean, gain, share) for mean, gain in values))
         for name, count, values in found.networks
     ]
     if not rows:
         return replace(section, tables=[])
     over = found.gains_over
-    caption = f"Accuracy {found.describe(found.metric)} by the clients' model; mean over clients and seeds"
+    caption = f"{title} {found.describe(found.metric)} by the clients' model; mean over clients and seeds"
     caption += ", without unseen clients" if found.unseen and not found.metric.clients else ""
-    caption += f"; in brackets the gain in points over {over}" if over and len(found.methods) > 1 else ""
+    caption += f"; in brackets the gain{' in points' * share} over {over}" if over and len(found.methods) > 1 else ""
     return replace(section, tables=[PageTable(caption, ["Model", "Clients", *(m.name for m in found.methods)], rows)])
 
 
@@ -96,8 +102,10 @@ def _by_model(run: Run) -> list[PageTable]:
         of = [i for i, own in enumerate(names) if own == name]
         means = [each[of][np.isfinite(each[of])] for each in shown.values()]
         count = len({*of} - {*s.unseen})
-        rows.append(cells(name, str(count), *(fmt.percent(m.mean()) if len(m) else fmt.NONE for m in means)))
-    caption = "Accuracy by the clients' model, mean over clients"
+        rows.append(
+            cells(name, str(count), *(fmt.metric(m.mean(), s.main.share) if len(m) else fmt.NONE for m in means))
+        )
+    caption = f"{fmt.capital(s.main.noun)} by the clients' model, mean over clients"
     caption += "; unseen clients count only in the columns that name them" if s.unseen else ""
     return [PageTable(caption, ["Model", "Clients", *shown], rows)] if len(rows) > 1 else []
 
@@ -108,8 +116,10 @@ def _section(
     """Accuracies of the clients in an order, and the partition; `which` names the run if there are several."""
     wide, names = len(order) > WIDE, run.partition.architectures
     labels = [f"{run.display_names[i]} · {names[i]}" + " · unseen" * (i in run.summary.unseen) for i in order]
-    svg, legend = plots.dots("clients", alt, labels, series, width="wide" if wide else "normal", joined=joined)
-    figure = Figure(f"Accuracy of each client{which}", svg, legend, caption, wide)
+    main, width = run.summary.main, "wide" if wide else "normal"
+    form = plots.share if main.share else partial(fmt.metric, share=False)
+    svg, legend = plots.dots("clients", alt, labels, series, width=width, joined=joined, form=form)
+    figure = Figure(f"{fmt.capital(main.noun)} of each client{which}", svg, legend, caption, wide)
     if run.partition.private_clients:
         text = ["The rows of each client are private; this page knows only their accuracies."]
         return PageSection("Clients", text=text, figures=[figure], tables=_by_model(run))
@@ -119,7 +129,8 @@ def _section(
 def _order(run: Run, metric: Metric | None = None) -> np.ndarray:
     """(n,) the clients with a metric, by default the main one, from the best to the worst."""
     each = run.summary.accuracies[metric or run.summary.main].over(run.summary.clients)
-    return np.argsort(-each, kind="stable")[: np.isfinite(each).sum()]
+    sign = -1 if (metric or run.summary.main).lower_is_better else 1
+    return np.argsort(-sign * each, kind="stable")[: np.isfinite(each).sum()]
 
 
 def _partition(run: Run, which: str) -> Figure:
@@ -127,11 +138,12 @@ def _partition(run: Run, which: str) -> Figure:
     counts = np.array(held.counts)
     clients, classes = counts.shape
     most = int(counts.max())
-    alt = f"Training rows of {classes} classes at {clients} clients, at most {most} in a cell."
+    kinds = ("class", "classes") if run.summary.task == "classes" else ("part of the target's range", "parts")
+    alt = f"Training rows of {classes} {kinds[1]} at {clients} clients, at most {most} in a cell."
     svg = heatmaps.class_counts("partition", alt, counts, held.classes)
     caption = (
-        f"Training rows by class and client. A client has {fmt.span(counts.sum(1).tolist())} rows of "
-        f"{fmt.span((counts > 0).sum(1).tolist())} of {fmt.times(classes, 'class', 'classes')}. There are also "
+        f"Training rows by {kinds[0]} and client. A client has {fmt.span(counts.sum(1).tolist())} rows of "
+        f"{fmt.span((counts > 0).sum(1).tolist())} of {fmt.times(classes, *kinds)}. There are also "
         f"{fmt.whole(held.test)} test rows and {fmt.whole(held.public)} unlabeled public rows."
     )
     caption += f" The server has {fmt.whole(held.server)} labeled rows." if held.server else ""

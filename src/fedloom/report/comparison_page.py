@@ -6,12 +6,13 @@ Horizontal methods are compared by the accuracies of the clients, vertical ones 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric, Score, shown_metrics
+from fedloom.experiment.run.metrics import SCORES, Metric, Score, shown_metrics
 from fedloom.experiment.run.result import Comparison, MethodSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import mixing, plots, unseen, vertical
@@ -102,23 +103,26 @@ def _subtitle(found: Comparison, runs: Sequence[Run]) -> str:
 def _lead(found: Comparison) -> str:
     """The accuracies of the methods; of many, the highest and the lowest."""
     over = "seeds" if found.several_seeds else "" if found.joint else "clients"
-    main = GLOBAL if found.joint else found.metric
-    ordered = sorted(found.methods, key=lambda m: -m.accuracies[main].mean)
+    main = found.on_test if found.joint else found.metric
+    sign = -1 if main.lower_is_better else 1
+    ordered = sorted(found.methods, key=lambda m: -sign * m.accuracies[main].mean)
 
     def reached(m: MethodSummary) -> str:
         accuracy = m.accuracies[main]
-        return f"{m.name} {fmt.spread(accuracy.mean, getattr(accuracy, f'std_over_{over}') if over else None)}"
+        deviation = getattr(accuracy, f"std_over_{over}") if over else None
+        return f"{m.name} {fmt.spread(accuracy.mean, deviation, main.share)}"
 
+    title = fmt.capital(main.noun)
     where = "on the test rows" if found.joint else found.describe(main)
     if len(ordered) <= BANDS:
-        text = f"Accuracy {where}: {fmt.together([reached(m) for m in ordered])}"
+        text = f"{title} {where}: {fmt.together([reached(m) for m in ordered])}"
     else:
-        text = f"Accuracy {where}: from {reached(ordered[0])} to {reached(ordered[-1])}"
+        text = f"{title} {where}: from {reached(ordered[0])} to {reached(ordered[-1])}"
     text += f" (s.d. over {over})" if over else ""
     chance = found.chance_of(main)
     if chance is None:
         return f"{text}."
-    return f"{text}; always predicting {found.most_frequent(main)} gives {fmt.percent(chance)}."
+    return f"{text}; always predicting {found.most_frequent(main)} gives {fmt.metric(chance, main.share)}."
 
 
 def _in_first_table(found: Comparison, metric: Metric) -> bool:
@@ -130,7 +134,7 @@ def _differences(found: Comparison) -> PageSection:
     """The differences of each metric, and conclusions."""
     scores = [score for name, score in metrics(found).items() if name == found.metric or name in found.further]
     main = f"{scores[0].title}: " if len(scores) > 1 else ""
-    points = [main + conclusion(d) for d in found.differences]
+    points = [main + conclusion(d, scores[0].share) for d in found.differences]
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
     lower = [score.title.lower() for score in scores if score.lower]
     points += [LOWER.format(" or ".join(lower))] if lower else []
@@ -138,7 +142,9 @@ def _differences(found: Comparison) -> PageSection:
 
 
 def _dots(found: Comparison) -> list[Figure]:
-    names = [name for name in (GLOBAL, Metric("balanced accuracy")) if all(name in m.scores for m in found.methods)]
+    names = [
+        name for name in (found.on_test, Metric("balanced accuracy")) if all(name in m.scores for m in found.methods)
+    ]
     if len(found.methods) < 2 or not names:
         return []
     series = [
@@ -149,20 +155,24 @@ def _dots(found: Comparison) -> list[Figure]:
         )
         for number, name in enumerate(names)
     ]
-    alt = fmt.together([f"{m.name} {fmt.percent(m.accuracy.mean)}" for m in found.methods])
-    svg, legend = plots.dots("methods", f"Accuracy: {alt}.", [m.name for m in found.methods], series)
-    return [Figure("Accuracy of the methods", svg, legend, "Mean over seeds; the numbers on the right are accuracies.")]
+    main = found.on_test
+    form = partial(fmt.metric, share=main.share)
+    alt = fmt.together([f"{m.name} {form(m.overall.mean)}" for m in found.methods])
+    title, given = fmt.capital(main.noun), plots.share if main.share else form
+    svg, legend = plots.dots("methods", f"{title}: {alt}.", [m.name for m in found.methods], series, form=given)
+    what = "accuracies" if main.share else "errors"
+    return [Figure(f"{title} of the methods", svg, legend, f"Mean over seeds; the numbers on the right are {what}.")]
 
 
 def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSection:
     """The main accuracy or all scores by iteration or round, and the main one by bytes sent."""
-    main = GLOBAL if found.joint else found.metric
+    main = found.on_test if found.joint else found.metric
     chance = None if problem else found.chance_of(main)
-    level = "chance" if main == GLOBAL else f"always {found.most_frequent(main)}"
+    level = "chance" if main == found.on_test else f"always {found.most_frequent(main)}"
     levels = [] if chance is None else [Level(level, chance)]
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
     groups = [(number, own) for number, own in enumerate(named) if own]
-    scores = metrics(found) if found.joint else {main: Score(main.mean, "Mean accuracy")}
+    scores = metrics(found) if found.joint else {main: Score(main.mean, f"Mean {main.noun}", main.share)}
     figures = []
     for name, score in scores.items():
         having = [(number, own) for number, own in groups if all(len(_series(run, score)[0]) for run in own)]
@@ -177,7 +187,7 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
     ]
     across = any(m.bytes.across for m in found.methods)
     direction = senders(runs[0]) if across or found.joint else "sent up by all clients"
-    figures[1:1] = cost_figures(lines, spent, levels, direction, f"Tensor data {direction}, without framing.")
+    figures[1:1] = cost_figures(lines, spent, levels, direction, f"Tensor data {direction}, without framing.", main)
     return PageSection("Learning", figures=figures)
 
 
@@ -199,9 +209,14 @@ def _curves_figure(
             if any(line.band is not None for line in drawn)
             else ""
         )
-        more = "Lower is better." if score.lower else ROUND if name == GLOBAL else ""
+        more = "Lower is better." if score.lower else ROUND if name == found.on_test else ""
     else:
-        title, slug, across, unit = f"Accuracy {found.describe(name)}", "learning", iteration_axis(run), "iteration"
+        title, slug, across, unit = (
+            f"{fmt.capital(name.noun)} {found.describe(name)}",
+            "learning",
+            iteration_axis(run),
+            "iteration",
+        )
         bands, more = "Mean over clients" + ("" if seeds == {1} else " and seeds"), ITERATION
         if len(curves) <= BANDS:
             also = ", or over clients for methods with one seed" if 1 in seeds else ""
@@ -212,6 +227,13 @@ def _curves_figure(
     form = plots.share if score.share else None
     svg, legend = plots.chart(slug, alt, drawn, levels, across=across, form_y=form)
     return Figure(title, svg, legend, f"{bands} {more}".strip())
+
+
+def curves(found: Comparison, runs: Sequence[Run], metric: Metric, score: Score) -> list[Line]:
+    """The curve of each method that has the metric, its mean over seeds."""
+    named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
+    having = [(number, own) for number, own in enumerate(named) if own and all(len(_series(r, score)[0]) for r in own)]
+    return [_curve(own, number, metric, score) for number, own in having]
 
 
 def _series(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
@@ -242,9 +264,11 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
         every = dict.fromkeys(
             m for run in runs for m in shown_metrics(run.summary.accuracies, bool(run.summary.unseen))
         )
-        names = [GLOBAL, OWN, *(metric for metric in every if metric not in (GLOBAL, OWN))]
+        main, own = found.on_test, found.on_own
+        names = [main, own, *(metric for metric in every if metric not in (main, own))]
         prepared = [fmt.capital(runs[0].summary.describe(metric)) for metric in names[2:]]
-        columns, caption = ["Accuracy", "On own class mix", *prepared, "Agreement"], "Accuracy ± s.d. over clients"
+        title = fmt.capital(main.noun)
+        columns, caption = [title, "On own class mix", *prepared, "Agreement"], f"{title} ± s.d. over clients"
     rows = []
     for run in runs:
         s, target = run.summary, run.folder / "report.html"
@@ -253,8 +277,8 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
             values = [fmt.metric(s.scores[n], SCORES[n].share) if n in s.scores else NONE for n in names]
         else:
             further = [s.accuracies.get(name) for name in names[1:]]
-            values = [fmt.spread(s.accuracy.mean, s.accuracy.std)]
-            values += [NONE if one is None else fmt.percent(one.mean) for one in further]
+            values = [fmt.spread(s.overall.mean, s.overall.std, s.on_test.share)]
+            values += [NONE if one is None else fmt.metric(one.mean, s.on_test.share) for one in further]
             values += [NONE if s.agreement is None else fmt.percent(s.agreement)]
         state = PageCell((s.state_sha256 or NONE)[:12], s.state_sha256 or "")
         rows.append(cells(PageCell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state))

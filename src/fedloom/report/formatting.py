@@ -24,9 +24,9 @@ def points(difference: float) -> str:
     return "0.0" if text in ("+0.0", f"{MINUS}0.0") else text
 
 
-def with_gain(mean: float | None, gain: float | None, space: str = NBSP) -> str:
-    """An accuracy and its gain, `86.7 % (+2.7)`."""
-    return NONE if mean is None else percent(mean, space) + ("" if gain is None else f" ({points(gain)})")
+def with_gain(mean: float | None, gain: float | None, share: bool = True) -> str:
+    """A metric and its gain, `86.7 % (+2.7)`."""
+    return NONE if mean is None else metric(mean, share) + ("" if gain is None else f" ({difference(gain, share)})")
 
 
 def number(value: float, form: str = ".3f") -> str:
@@ -40,9 +40,9 @@ def value(found: str | float | None) -> str:
     return "–" if found is None else found if isinstance(found, str) else number(found, ".4g")
 
 
-def metric(value: float, share: bool = True) -> str:
-    """A share in percent, `86.7 %`, or any other metric as a number, `0.962`."""
-    return percent(value) if share else number(value)
+def metric(value: float, share: bool = True, space: str = NBSP) -> str:
+    """A share in percent, `86.7 %`, or any other metric as a number, `0.962`, `12.35` or `18,230`."""
+    return percent(value, space) if share else number(value, _form(value))
 
 
 def spread(mean: float, deviation: float | None, share: bool = True) -> str:
@@ -54,12 +54,12 @@ def spread(mean: float, deviation: float | None, share: bool = True) -> str:
 
 def standard_deviation(value: float | None, share: bool = True) -> str:
     """`2.0` percentage points, or `0.010`."""
-    return NONE if value is None else f"{100 * value:.1f}" if share else f"{value:.3f}"
+    return NONE if value is None else f"{100 * value:.1f}" if share else f"{value:{_form(value)}}"
 
 
 def difference(value: float, share: bool = True) -> str:
     """`+2.7` percentage points, or `+0.012`."""
-    return points(value) if share else number(value, "+.3f")
+    return points(value) if share else number(value, f"+{_form(value)}")
 
 
 def size(count: float, space: str = NBSP) -> str:
@@ -134,6 +134,12 @@ def shortened(text: str, longest: int) -> str:
     text = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
+
+
+def _form(value: float) -> str:
+    """Three decimals, or four digits of a number of 10 or more, or whole numbers from 1,000."""
+    size = abs(value)
+    return ".3f" if not size >= 10 else ".2f" if size < 100 else ".1f" if size < 1000 else ",.0f"
 
 
 def _signed(number: float, form: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.run.compare import compare, remarks
+from fedloom.experiment.run.fairness import unequal
 from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
@@ -74,6 +75,7 @@ def _compared(runs: Sequence[Run]) -> tuple[Comparison, str]:
         differences=[],
         further={},
         runs=[one.runs[0] for one in alone],
+        unequal=unequal(summaries),
         remarks=remarks(summaries),
     )
     return found, problem

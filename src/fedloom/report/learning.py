@@ -20,14 +20,29 @@ ACROSS = "iterations of a client"
 ITERATION = "One iteration is one local step of a client, or one pass over its rows if the method counts passes."
 JOINT_ITERATION = "One iteration is one pass of the active party over the aligned rows."
 STANDARD = (
-    *("accuracy", "own accuracy", "balanced accuracy", "own balanced", "auc", "own auc", "calibration"),
+    *(
+        "accuracy",
+        "own accuracy",
+        "rmse",
+        "own rmse",
+        "mae",
+        "own mae",
+        "r2",
+        "own r2",
+        "balanced accuracy",
+        "own balanced",
+        "auc",
+        "own auc",
+        "calibration",
+    ),
     *("own calibration", "attack", "loss", "own loss", "agreement", "recall", "bytes"),
 )
 """Prefixes of the metrics of every run; all others are notes of parties."""
 
 MEANINGS = {
     "agreement": "Share of test rows on which two clients predict the same class.",
-    "loss mean": "Cross-entropy on the test rows in nats, mean over clients.",
+    "loss mean": "Cross-entropy on the test rows in nats, or half the squared error of a standardized number; "
+    "mean over clients.",
     "discriminator loss": "At ln N the server cannot tell the outputs of the N clients apart.",
     "discriminator accuracy": "Share of outputs that the server attributes to the right client; chance is 1/N.",
     "gamma": "γ, the weight of the global class prior in a party's own prior, mean over parties.",
@@ -44,25 +59,26 @@ MEANINGS = {
 
 
 def learning(run: Run) -> PageSection:
-    """Accuracy by iteration and by bytes sent, and all other scores by iteration."""
+    """The main metric by iteration and by bytes sent, and all other scores by iteration."""
     s = run.summary
     levels = [] if s.chance is None else [Level("chance", s.chance)]
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
-    if s.scores:
+    if s.scores and s.task == "classes":
         balanced = SCORES[Metric("balanced accuracy")]
         lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
     main, caption = lines[0], "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."
-    alt = f"Mean accuracy by iteration, {_ends(main)}."
-    svg, legend = plots.chart("learning", alt, lines, levels, across=iteration_axis(run))
+    noun, form = s.on_test.noun, form_of(s.on_test)
+    alt = f"Mean {noun} by iteration, {_ends(main, s.on_test)}."
+    svg, legend = plots.chart("learning", alt, lines, levels, across=iteration_axis(run), form_y=form)
     where = "the test rows" if s.scores else s.tested
-    figures = [Figure(f"Accuracy on {where}", svg, legend, JOINT_ITERATION if s.scores else ITERATION)]
+    figures = [Figure(f"{fmt.capital(noun)} on {where}", svg, legend, JOINT_ITERATION if s.scores else ITERATION)]
     figures += [_score_figure(run, one) for one in (Metric("auc"), Metric("log loss")) if one in s.scores]
     if run.personal and len(s.accuracies) > 1:
         main, levels, figure = _own(run)
         figures.insert(0, figure)
-        caption += f" The accuracy is {s.describe(s.main)}."
+        caption += f" The {noun} is {s.describe(s.main)}."
     label = main.label if s.scores else "mean over clients ± s.d."
-    cost = cost_figures([replace(main, label=label)], [bytes_sent(run)], levels, senders(run), caption)
+    cost = cost_figures([replace(main, label=label)], [bytes_sent(run)], levels, senders(run), caption, s.on_test)
     details = [Details("Data of the curves", table=_evaluations(run))]
     return PageSection("Learning", figures=figures + cost, details=details)
 
@@ -85,9 +101,14 @@ def bytes_sent(run: Run) -> np.ndarray:
 
 
 def cost_figures(
-    curves: Sequence[Line], spent: Sequence[np.ndarray], levels: Sequence[Level], across: str, caption: str
+    curves: Sequence[Line],
+    spent: Sequence[np.ndarray],
+    levels: Sequence[Level],
+    across: str,
+    caption: str,
+    metric: Metric = GLOBAL,
 ) -> list[Figure]:
-    """Accuracy by bytes `spent`. A curve without bytes becomes a horizontal line."""
+    """The metric by bytes `spent`. A curve without bytes becomes a horizontal line."""
     pairs = list(zip(curves, spent, strict=True))
     lines = [replace(line, x=x) for line, x in pairs if x[-1] > 0]
     silent = [
@@ -100,24 +121,25 @@ def cost_figures(
     ends = fmt.together(
         [f"{line.label} {fmt.size(line.x[-1])}" for line in lines] if pairs[1:] else [fmt.size(lines[0].x[-1])]
     )
-    alt = f"Mean accuracy by bytes {across}; in total {ends}."
-    levels = [*levels, *silent]
-    svg, legend = plots.chart("bytes", alt, lines, levels, across=across, form_x=plots.volume)
-    return [Figure("Accuracy by bytes sent", svg, legend, caption)]
+    alt = f"Mean {metric.noun} by bytes {across}; in total {ends}."
+    levels, form = [*levels, *silent], form_of(metric)
+    svg, legend = plots.chart("bytes", alt, lines, levels, across=across, form_x=plots.volume, form_y=form)
+    return [Figure(f"{fmt.capital(metric.noun)} by bytes sent", svg, legend, caption)]
 
 
 def _curve(run: Run, number: int, stage: str) -> Line:
-    """The mean accuracy after a stage; for number 0, the last stage, with the deviation over clients."""
-    x, y = run.curve(GLOBAL.mean, stage)
+    """The mean of the main metric after a stage; for number 0, the last stage, with the deviation over clients."""
+    main = run.summary.on_test
+    x, y = run.curve(main.mean, stage)
     if run.summary.scores:
         label, style = (
-            (f"accuracy after the {stage} stage", _dashed(number + 1)) if number else ("accuracy", series_style(0))
+            (f"{main.noun} after the {stage} stage", _dashed(number + 1)) if number else (main.noun, series_style(0))
         )
         return Line(label, x, y, style)
     label = f"after the {stage} stage" if len(run.stages) > 1 else "mean over clients"
     if number:
         return Line(label, x, y, _dashed(number, "square"))
-    return Line(f"{label} ± s.d. over clients", x, y, series_style(0), run.curve(GLOBAL.std, stage)[1])
+    return Line(f"{label} ± s.d. over clients", x, y, series_style(0), run.curve(main.std, stage)[1])
 
 
 def _dashed(number: int, shape: str = "") -> SeriesStyle:
@@ -129,7 +151,7 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     """The main line, its levels and the figure of accuracies on own rows, by evaluation mode."""
     s, lines = run.summary, list[Line]()
     for metric in shown_metrics(s.accuracies, bool(s.unseen)):
-        if metric == GLOBAL:
+        if metric == s.on_test:
             continue
         x, y = run.curve(metric.mean, run.last)
         label = in_mode(metric, bool(s.unseen)) or "unadapted"
@@ -139,17 +161,25 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
             band = run.curve(metric.std, run.last)[1]
             lines.append(Line(f"{label} ± s.d. over clients", x, y, series_style(0), band))
     main, chance = lines[0], s.chance_of(s.main)
-    where = ", at unseen clients" if s.unseen and s.own_accuracy else ""
+    where = ", at unseen clients" if s.unseen and s.own else ""
+    noun = s.main.noun
     levels = [] if chance is None else [Level(f"always {s.most_frequent(s.main)}{where}", chance)]
-    title = "Accuracy on own class mix" if s.own_accuracy else f"Accuracy on {s.tested}, by evaluation mode"
-    alt = f"Mean accuracy {s.describe(s.main)}, by iteration, {_ends(main)}."
-    svg, legend = plots.chart("own", alt, lines, levels, across=iteration_axis(run))
-    caption = "Each client on test rows in its own class mix, mean over clients." if s.own_accuracy else ""
+    title = "on own class mix" if s.own else f"on {s.tested}, by evaluation mode"
+    title = f"{fmt.capital(noun)} {title}"
+    alt = f"Mean {noun} {s.describe(s.main)}, by iteration, {_ends(main, s.main)}."
+    svg, legend = plots.chart("own", alt, lines, levels, across=iteration_axis(run), form_y=form_of(s.main))
+    caption = "Each client on test rows in its own class mix, mean over clients." if s.own else ""
     return main, levels, Figure(title, svg, legend, f"{caption} {ITERATION}".strip())
 
 
-def _ends(line: Line) -> str:
-    return f"from {fmt.percent(line.y[0])} at the start to {fmt.percent(line.y[-1])} at the end"
+def form_of(metric: Metric) -> Callable[[float], str] | None:
+    """The formatter of an axis of a metric: of shares, or None for numbers."""
+    return plots.share if metric.share else None
+
+
+def _ends(line: Line, metric: Metric) -> str:
+    first, last = (fmt.metric(value, metric.share) for value in (line.y[0], line.y[-1]))
+    return f"from {first} at the start to {last} at the end"
 
 
 def _score_figure(run: Run, name: Metric) -> Figure:
@@ -176,13 +206,17 @@ def _evaluations(run: Run) -> PageTable:
         caption = "Each evaluation on the test rows"
     else:
         own = (
-            [metric for metric in shown_metrics(s.accuracies, bool(s.unseen)) if metric != GLOBAL]
+            [metric for metric in shown_metrics(s.accuracies, bool(s.unseen)) if metric != s.on_test]
             if run.personal
             else []
         )
-        columns = [(fmt.capital(s.describe(metric)), metric.mean, fmt.percent) for metric in own]
-        columns += [("Accuracy", GLOBAL.mean, fmt.percent)]
-        columns += [("s.d. over clients", GLOBAL.std, fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
+        main, form = s.on_test, partial(fmt.metric, share=s.on_test.share)
+        columns = [(fmt.capital(s.describe(metric)), metric.mean, form) for metric in own]
+        columns += [(fmt.capital(main.noun), main.mean, form)]
+        columns += [
+            ("s.d. over clients", main.std, partial(fmt.standard_deviation, share=main.share)),
+            ("Loss", "loss mean", fmt.number),
+        ]
         caption = f"Each evaluation on {s.tested}" + ("; on own rows in the columns that say so" if own else "")
     columns += [("Sent up", "bytes up", _size_cell), ("Sent down", "bytes down", _size_cell)]
     rows: list[tuple[int, list[PageCell]]] = []

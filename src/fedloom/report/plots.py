@@ -143,6 +143,12 @@ def _box(axes: Any) -> dict[str, float]:
     return {"left": left, "right": right, "top": top, "bottom": bottom}
 
 
+def scale(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form_y: Form | None = share) -> None:
+    """Limits and ticks of both axes of a line chart."""
+    _scale_y(axes, lines, levels, form_y)
+    _scale_x(axes, lines, fmt.whole)
+
+
 def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Form | None) -> None:
     """Limits and ticks: shares in tens of percent, other formatted values from 0, plain numbers as they are."""
     ends = [line.y for line in lines] + [np.array([level.y for level in levels])]

@@ -1,7 +1,7 @@
 """Read the folder of a run or comparison."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.run.metrics import GLOBAL, SCORES, parse
-from fedloom.experiment.run.result import Comparison, RunSummary, client_accuracies, joint_scores
+from fedloom.data.options import Task as TaskKind
+from fedloom.experiment.run.metrics import MAIN, SCORES, Metric, parse
+from fedloom.experiment.run.result import Comparison, RunSummary, joint_scores, over_groups
 from fedloom.report.files import checked, csv_rows, damaged, model, parsed, text
 from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile
 
@@ -63,7 +64,11 @@ class Run:
     @property
     def stages(self) -> list[str]:
         """The stages after which the accuracy was measured, in order."""
-        return [stage for what, party, stage in self.measured if (what, party) == (GLOBAL.mean, "") and stage != START]
+        return [
+            stage
+            for what, party, stage in self.measured
+            if (what, party) == (self.summary.on_test.mean, "") and stage != START
+        ]
 
     def curve(self, metric: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
         """Iterations (n,) and values (n,) of a metric at the start and after a stage of each round."""
@@ -93,14 +98,14 @@ def read_run(folder: Path) -> Run:
         x, y = measured.setdefault((m.metric, m.party, m.stage), ([], []))
         x.append(m.iteration)
         y.append(m.value)
-    _check_complete(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores])
+    _check_complete(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores], summary.on_test)
     held = partition.parties
-    seen = dict.fromkeys(m.party for m in metrics if held or m.metric == str(GLOBAL))
+    seen = dict.fromkeys(m.party for m in metrics if held or m.metric == str(summary.on_test))
     names = held.ids(seen) if held else tuple(seen)
-    if summary.accuracy.clients is not None and names:  # some were absent or do not report their accuracy
+    if summary.overall.clients is not None and names:  # some were absent or do not report their accuracy
         names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
     numbers = [summary.clients, len(names), partition.number, len(partition.architectures)]
-    numbers += [] if held or summary.accuracy.clients is not None else [len(summary.accuracy.per_client)]
+    numbers += [] if held or summary.overall.clients is not None else [len(summary.overall.per_client)]
     widths = partition.widths | {len(partition.classes)}
     if len(set(numbers)) > 1 or len(widths) > 1 or bool(summary.scores) != bool(held):
         raise DataError(
@@ -155,7 +160,9 @@ def _so_far(
     Raises:
         DataError: the run has no evaluation yet, or its config is damaged.
     """
-    evaluations = [m for m in metrics if m.metric == GLOBAL.mean]
+    task = task_of({m.metric for m in metrics})
+    main = MAIN[task][0]
+    evaluations = [m for m in metrics if m.metric == main.mean]
     if not evaluations:
         raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
     try:
@@ -165,21 +172,22 @@ def _so_far(
     last = evaluations[-1]
     final = {(m.metric, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
     accuracies = [parse(metric) for metric, party in final if party]
-    modes = dict.fromkeys(m.mode for m in accuracies if m.mode and m.name == GLOBAL.name)
+    modes = dict.fromkeys(m.mode for m in accuracies if m.mode and m.name == main.name)
     data, held = settings.get("data", {}), partition.parties
     found: dict[str, Any]
     if held is None:
-        names = [party for metric, party in final if metric == str(GLOBAL) and party]
+        names = [party for metric, party in final if metric == str(main) and party]
         names = [f"{names[0].rpartition('-')[0]}-{i}" for i in range(partition.number)] if names else []
-        found = client_accuracies(final, names, modes, partition.unseen)
+        found = over_groups(final, names, modes, partition.unseen, task)
         dataset, clients = data.get("name"), data.get("clients")
     else:
-        found = joint_scores(final, held.ids(party for _, party in final), [*modes])
+        found = joint_scores(final, held.ids(party for _, party in final), [*modes], task)
         dataset, clients = parsed(folder / "partition.json")["parties"].get("name", data.get("name")), partition.number
     values = {
         "name": settings.get("name") or str(settings.get("method", "")),
         "method": str(settings.get("method", "")),
         "title": "",
+        "task": task,
         "preset": settings.get("preset"),
         "seed": settings.get("seed"),
         "rounds": last.round,
@@ -201,6 +209,11 @@ def _so_far(
     return checked(RunSummary, values, folder / "metrics.csv")
 
 
+def task_of(measured: Collection[str]) -> TaskKind:
+    """What a run predicts, from the names of its metrics."""
+    return "number" if MAIN["number"][0].mean in measured else "classes"
+
+
 def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
     """Mixing weights (N, N) by round; those that are not finite become 0."""
     found: dict[int, np.ndarray] = {}
@@ -216,10 +229,13 @@ def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
 
 
 def _check_complete(
-    path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]], scores: Sequence[str]
+    path: Path,
+    measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]],
+    scores: Sequence[str],
+    main: Metric,
 ) -> None:
     """Raise DataError if an evaluation lacks a metric of the whole federation or one of the scores."""
-    every = (GLOBAL.mean, GLOBAL.std, "loss mean", "bytes up", "bytes down", "bytes across", *scores)
+    every = (main.mean, main.std, "loss mean", "bytes up", "bytes down", "bytes across", *scores)
     for stage in {stage for metric, _, stage in measured if metric in every} | {START}:
         found = [measured.get((metric, "", stage), ([], []))[0] for metric in every]
         if not found[0] or any(iterations != found[0] for iterations in found):

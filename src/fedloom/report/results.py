@@ -1,5 +1,6 @@
 """The results of a comparison: its verdict, and the tables that the page and the terminal share."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class Verdict:
     Attributes:
         winner: the method with the best mean of the main metric.
         text: the lead, its 95 % interval and the number of seeds.
-        decided: whether the interval excludes 0.
+        decided: whether the interval excludes 0, and the methods were compared on equal terms.
     """
 
     winner: str
@@ -46,12 +47,13 @@ def verdict(found: Comparison) -> Verdict | None:
     mean, ends = float(np.mean(lead)), confidence_interval(lead, score.largest)
     unit = "" if score.share else f" in {score.title}"
     by = f"{first.name} {fmt.difference(mean, score.share)}{unit} over {second.name}"
+    unfair = f"Not an equal comparison ({'; '.join(found.unequal)}): " if found.unequal else ""
     if ends is None:
-        return Verdict(first.name, f"{by}, 1 seed: too few to rule out chance", False)
+        return Verdict(first.name, f"{unfair}{by}, 1 seed: too few to rule out chance", False)
     between = " to ".join(fmt.difference(end, score.share) for end in ends)
-    start = "" if ends[0] > 0 else "No clear winner: "
-    text = f"{start}{by}, 95{fmt.NBSP}% {between}, {len(lead)} seeds"
-    return Verdict(first.name, text, ends[0] > 0)
+    start = "" if ends[0] > 0 or unfair else "No clear winner: "
+    text = f"{unfair}{start}{by}, 95{fmt.NBSP}% {between}, {len(lead)} seeds"
+    return Verdict(first.name, text, ends[0] > 0 and not unfair)
 
 
 def _ranked(found: Comparison) -> list[MethodSummary]:
@@ -78,10 +80,10 @@ def metrics(found: Comparison) -> dict[Metric, Score]:
     if found.joint:
         return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
     if not found.personal:
-        return {found.metric: Score(found.metric.mean, "Accuracy")}
+        return {found.metric: Score(found.metric.mean, fmt.capital(found.metric.noun), found.metric.share)}
     every = dict.fromkeys([found.metric, *(metric for m in found.methods for metric in m.accuracies)])
     names = shown_metrics(every, bool(found.unseen))
-    return {name: Score(name.mean, fmt.capital(found.describe(name))) for name in names}
+    return {name: Score(name.mean, fmt.capital(found.describe(name)), name.share) for name in names}
 
 
 def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
@@ -104,19 +106,20 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
         row = [PageCell(m.name, title=m.method, key=series_style(number).key("").sample)]
         row += cells(*([m.preset] if presets else []))
         for name in titles:
-            one, share = values[m.name].get(name), name not in SCORES or SCORES[name].share
+            one, share = values[m.name].get(name), name.share
             text = NONE if one is None else fmt.spread(one.mean, one.std_over_seeds if found.joint else None, share)
             row.append(PageCell(text, best=one is not None and len(methods) > 1 and one.mean == best[name]))
             if name == main and not found.joint and one is not None:
-                row += cells(fmt.standard_deviation(one.std_over_clients))
-                row += cells(fmt.standard_deviation(one.std_over_seeds)) if several else []
+                row += cells(fmt.standard_deviation(one.std_over_clients, share))
+                row += cells(fmt.standard_deviation(one.std_over_seeds, share)) if several else []
         row += cells(str(len(m.seeds))) if seeds else []
         sizes = [getattr(m.bytes, direction) for direction in directions]
         row += [PageCell(fmt.size(count), fmt.exact_bytes(count)) for count in sizes]
         row += cells(fmt.duration(m.seconds), fmt.whole(m.failures))
         rows.append(row)
-    caption = "Predictions of the active party on the test rows" if found.joint else "Accuracy on the global test set"
-    caption = "Accuracy by test rows" if not found.joint and len(titles) > 1 else caption
+    title = fmt.capital(main.noun)
+    caption = "Predictions of the active party on the test rows" if found.joint else f"{title} on the global test set"
+    caption = f"{title} by test rows" if not found.joint and len(titles) > 1 else caption
     caption += ", ± s.d. over seeds" if found.joint and several else ""
     caption += "; tensor data and wall time of one run, failures in all runs"
     caption += "" if presets else f"; preset {methods[0].preset}"
@@ -147,25 +150,26 @@ def _pairs(found: Comparison, name: Metric, score: Score, differences: Sequence[
             between = " to ".join(fmt.difference(end, score.share) for end in ends) if ends else NONE
             row += [fmt.standard_deviation(d.std_over_seeds, score.share), between, f"{better}/{len(d.per_seed)}"]
         if not found.joint:
-            row += [fmt.standard_deviation(d.std_over_clients), f"{d.clients_better}/{d.clients}"]
+            row += [fmt.standard_deviation(d.std_over_clients, score.share), f"{d.clients_better}/{d.clients}"]
         rows.append(cells(*row))
-    caption = f"{score.title}{': accuracy' if found.personal else ''} of the first minus the other"
+    caption = f"{score.title}{f': {name.noun}' if found.personal else ''} of the first minus the other"
     caption += ", in percentage points" if score.share else ""
     caption += f", on the same data and seed{'; lower is better' if score.lower else ''}"
     return PageTable(caption, columns, rows)
 
 
-def conclusion(d: PairedDifference) -> str:
-    """The conclusion that a difference of accuracies supports."""
+def conclusion(d: PairedDifference, share: bool = True) -> str:
+    """The conclusion that a difference of accuracies supports, or of errors in the label's unit."""
     if d.mean is None:
         return f"{d.first} and {d.other} have no seed in common and cannot be paired."
-    by = f"{100 * abs(d.mean):.1f} points {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
-    ends = confidence_interval(d.per_seed, 1.0)
+    size = f"{100 * abs(d.mean):.1f} points" if share else fmt.metric(abs(d.mean), False)
+    by = f"{size} {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
+    ends = confidence_interval(d.per_seed, 1.0 if share else math.inf)
     if ends is None:
         better = f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
         return f"{d.first} is {by} {d.other} in the one seed{better}."
     start = f"Over {fmt.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
-    between = f"95 % interval {fmt.points(ends[0])} to {fmt.points(ends[1])}"
+    between = f"95 % interval {fmt.difference(ends[0], share)} to {fmt.difference(ends[1], share)}"
     if ends[0] <= 0 <= ends[1]:
         same = min(d.per_seed) > 0 or max(d.per_seed) < 0
         between += ", though all seeds agree in sign," if same else ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedloom.experiment.run.metrics import GLOBAL, shown_metrics
+from fedloom.experiment.run.metrics import parse, shown_metrics
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import unseen, vertical
@@ -51,6 +51,10 @@ def page(run: Run) -> Page:
 
 def _verdict(s: RunSummary) -> str:
     reached, chance = s.accuracies[s.main].mean, s.chance_of(s.main)
+    if s.task == "number":
+        beside = "" if chance is None else f", {fmt.metric(chance, False)} if always {s.most_frequent(s.main)}"
+        unit = f", in the unit of {s.label}" if s.label else ""
+        return f"RMSE {fmt.metric(reached, False)}{beside}{unit}"
     over = (
         "" if chance is None else f", {fmt.points(reached - chance)} over always predicting {s.most_frequent(s.main)}"
     )
@@ -67,34 +71,43 @@ def lead(run: Run) -> str:
         text = _adapted_lead(s, length)
     else:
         over = " (s.d. over clients)" if s.clients > 1 else ""
-        reached = fmt.spread(s.accuracy.mean, s.accuracy.std if s.clients > 1 else None)
+        reached = fmt.spread(s.overall.mean, s.overall.std if s.clients > 1 else None, s.main.share)
         who = fmt.capital(fmt.times(s.clients, "client"))
-        text = f"{who} reached {reached}{over} on {s.dataset} after {length}"
-    main = s.main if s.eval_modes else GLOBAL
+        text = f"{who} reached {_of_number(s)}{reached}{over} on {s.dataset} after {length}"
+    main = s.main if s.eval_modes else s.on_test
     chance = s.chance_of(main)
     if chance is None:
         return f"{text}."
-    where = "at unseen clients, " if s.unseen and s.eval_modes and s.own_accuracy else ""
-    return f"{text}; {where}always predicting {s.most_frequent(main)} gives {fmt.percent(chance)}."
+    where = "at unseen clients, " if s.unseen and s.eval_modes and s.own else ""
+    given = fmt.metric(chance, main.share)
+    return f"{text}; {where}always predicting {s.most_frequent(main)} gives {given}."
 
 
 def _adapted_lead(s: RunSummary, length: str) -> str:
     """The result of clients with an evaluation mode, on their own class mix if they have own test rows."""
     metric, over = next(iter(s.eval_modes.items()))
     eval_mode = metric.eval_mode
-    rows = f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
+    rows = f"On {'their own class mix' if s.own else s.tested} of {s.dataset}"
+    share = metric.share
     after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode
     if s.unseen:
         training = s.eval_modes[metric.training]
         return (
-            f"{rows}, {fmt.times(len(over.per_client), 'unseen client')} reached {fmt.spread(over.mean, over.std)} "
-            f"{after}, {fmt.times(len(training.per_client), 'training client')} "
-            f"{fmt.spread(training.mean, training.std)}, in {length} (s.d. over clients)"
+            f"{rows}, {fmt.times(len(over.per_client), 'unseen client')} reached {_of_number(s)}"
+            f"{fmt.spread(over.mean, over.std, share)} {after}, "
+            f"{fmt.times(len(training.per_client), 'training client')} "
+            f"{fmt.spread(training.mean, training.std, share)}, in {length} (s.d. over clients)"
         )
     several = s.clients > 1
-    new, old = (fmt.spread(a.mean, a.std if several else None) for a in (over, s.own_accuracy or s.accuracy))
-    text = f"{rows}, {fmt.times(s.clients, 'client')} reached {new}{' (s.d. over clients)' if several else ''} {after}"
+    new, old = (fmt.spread(a.mean, a.std if several else None, share) for a in (over, s.own or s.overall))
+    over_clients = " (s.d. over clients)" if several else ""
+    text = f"{rows}, {fmt.times(s.clients, 'client')} reached {_of_number(s)}{new}{over_clients} {after}"
     return f"{text} and {old} unadapted, after {length}"
+
+
+def _of_number(s: RunSummary) -> str:
+    """The words before an error of a number to predict; "" for an accuracy."""
+    return "an RMSE of " if s.task == "number" else ""
 
 
 def _unfinished(run: Run) -> str:
@@ -108,12 +121,17 @@ def _unfinished(run: Run) -> str:
 def _accuracies(s: RunSummary) -> Iterable[Tile]:
     for metric in shown_metrics(s.accuracies, bool(s.unseen)):
         found = s.accuracies[metric]
-        label = "Accuracy" if metric == GLOBAL and not s.eval_modes else fmt.capital(s.describe(metric))
-        note = f"±{fmt.NBSP}{100 * found.std:.1f} s.d. over clients" if len(found.per_client) > 1 else ""
-        yield Tile(label, fmt.percent(found.mean), note)
+        plain = metric == s.on_test and not s.eval_modes
+        label = fmt.capital(metric.noun if plain else s.describe(metric))
+        spread = fmt.standard_deviation(found.std, metric.share)
+        note = f"±{fmt.NBSP}{spread} s.d. over clients" if len(found.per_client) > 1 else ""
+        yield Tile(label, fmt.metric(found.mean, metric.share), note)
+    for text, found in s.client_scores.items() if s.task == "number" else ():
+        if not (metric := parse(text)).own:
+            yield Tile(metric.noun, fmt.metric(found.mean, False), f"on {s.tested}")
     chance = s.chance_of(s.main)
     if chance is not None:
-        yield Tile("Chance", fmt.percent(chance), f"always {s.most_frequent(s.main)}")
+        yield Tile("Chance", fmt.metric(chance, s.main.share), f"always {s.most_frequent(s.main)}")
     if s.agreement is not None:
         yield Tile("Agreement", fmt.percent(s.agreement), "of answers, between two clients")
 

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric
+from fedloom.experiment.run.metrics import SCORES, Metric
 from fedloom.experiment.run.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
 from fedloom.report.page import PageTable, cells
@@ -18,15 +19,17 @@ from fedloom.report.results import methods_table, metrics, verdict
 
 SHORT = {"balanced accuracy": "balanced", "calibration error": "calib.", "seen accuracy": "seen", "rare recall": "rare"}
 """Headings of scores, where the title is long."""
+MOST_LEARNED = 40
+"""Rows of a table of what was learned."""
 OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Sent up", "Preset", "s.d. over seeds")
-"""Columns that are omitted if the table is too wide, in this order."""
+"""Columns that move to a second table if the first is too wide, in this order."""
 
 
 def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[str] = ()) -> None:
     """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
 
     `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Names are
-    never truncated; columns that do not fit are omitted.
+    never truncated; columns that do not fit stand in a second table.
     """
     found = Comparison(**content)
     best = verdict(found)
@@ -48,25 +51,42 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
         )
     first = found.methods[0]
     own = first.own_chances.get("unseen", first.own_chance)
-    on_own = f" (on the own mix: {_percent(own)})" if own is not None and len(titles) > 1 else ""
-    out.print(f"always predicting the most frequent class: {_percent(first.chance)}{on_own}", soft_wrap=True)
+    main = found.on_test
+    on_own = f" (on the own mix: {_shown(main, own)})" if own is not None and len(titles) > 1 else ""
+    what = found.most_frequent(main)
+    out.print(f"always predicting {what}: {_shown(main, first.chance)}{on_own}", soft_wrap=True)
     for remark in found.remarks:
         out.print(remark, markup=False, soft_wrap=True)
     for m in found.methods:
         for eval_mode, on in m.alone.items():
-            unaligned = "" if on.own is None else f", {_percent(on.own.mean)} on unaligned rows"
-            text = f"{m.name}, each party {eval_mode}: {_percent(on.test.mean)} on the test rows{unaligned}"
+            unaligned = "" if on.own is None else f", {_shown(main, on.own.mean)} on unaligned rows"
+            text = f"{m.name}, each party {eval_mode}: {_shown(main, on.test.mean)} on the test rows{unaligned}"
             out.print(text, markup=False, soft_wrap=True)
     if found.joint:
         _show_score_differences(found, titles, out)
         if lower := [SCORES[name].title.lower() for name in titles if SCORES[name].lower]:
             out.print(f"{fmt.together(lower)}: lower is better")
         return
-    what = "" if found.metric == GLOBAL else f" of {found.metric}"
+    what, share = "" if found.metric == main else f" of {found.metric}", found.metric.share
     for d in found.differences:
-        spread = "" if d.std_over_seeds is None else f" ± {100 * d.std_over_seeds:.1f} over {len(d.per_seed)} seeds"
-        mean = "no common seed" if d.mean is None else f"{fmt.points(d.mean)} points{what}{spread}"
+        deviation = fmt.standard_deviation(d.std_over_seeds, share)
+        spread = "" if d.std_over_seeds is None else f" ± {deviation} over {len(d.per_seed)} seeds"
+        unit = " points" if share else f" {found.metric.noun}"
+        mean = "no common seed" if d.mean is None else f"{fmt.difference(d.mean, share)}{unit}{what}{spread}"
         out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients", markup=False)
+
+
+def show_learned(tables: Sequence[Mapping[str, Any]], out: Console) -> None:
+    """Show the tables of what a server has learned, of each the first `MOST_LEARNED` rows; no number is cut off."""
+    say = partial(out.print, markup=False, highlight=False, soft_wrap=True)
+    for found in tables:
+        lines = [found["columns"], *(list(map(fmt.value, row)) for row in found["rows"][:MOST_LEARNED])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        out.print(f"\n[bold]{escape(found['title'])}[/]")
+        for name, *cells_ in lines:
+            say(f"  {name:<{widths[0]}}  {'  '.join(f'{c:>{w}}' for c, w in zip(cells_, widths[1:], strict=True))}")
+        if (rest := len(found["rows"]) - MOST_LEARNED) > 0:
+            say(f"  … and {rest} more rows, in the report and in result.json")
 
 
 def line(content: Mapping[str, Any]) -> str:
@@ -86,10 +106,10 @@ def _accuracies(found: Comparison) -> dict[Metric, str]:
         trained = found.metric.training
         kept = {metric: heading for metric, heading in names.items() if not metric.group}
         kept |= {trained: "training"} if trained in names else {}
-        names = kept if found.metric in kept else {**kept, GLOBAL: "global"}
+        names = kept if found.metric in kept else {**kept, found.on_test: "global"}
     elif names:
-        names |= {OWN: "own", GLOBAL: "global"}
-    names = names or {GLOBAL: "Accuracy"}
+        names |= {found.on_own: "own", found.on_test: "global"}
+    names = names or {found.on_test: fmt.capital(found.on_test.noun)}
     return dict(sorted(names.items(), key=lambda pair: pair[0] != found.metric))
 
 
@@ -102,34 +122,43 @@ def _scores(found: Comparison) -> dict[Metric, str]:
 
 
 def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> bool:
-    """Print a table of the page; return whether all columns fit that `OMITTED` does not name."""
+    """Print a table of the page, in a narrow terminal the columns that `OMITTED` names below it; return whether all
+    others fit."""
     for count in range(len(OMITTED) + 1):
         dropped = {*omitted, *OMITTED[:count]}
-        kept = [n for n, name in enumerate(shown.columns) if name not in dropped]
-        table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for n in kept:
-            heading = textwrap.fill(shown.columns[n], 10)
-            table.add_column(heading, justify="left" if n < shown.words else "right", no_wrap=True)
-        for row in shown.rows:
-            texts = [escape(_plain(row[n].text)) for n in kept]
-            table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
+        table = _table(shown, [n for n, name in enumerate(shown.columns) if name not in dropped])
         fits = out.measure(table, options=out.options.update(width=1000)).maximum <= out.width
         if fits or count == len(OMITTED):
             break
     if fits or any(name in OMITTED for name in shown.columns):
         out.print(table)
+        below = [n for n, name in enumerate(shown.columns) if name in dropped and name not in omitted]
+        if below:
+            out.print(_table(shown, [0, *below]))
     return fits
+
+
+def _table(shown: PageTable, kept: Sequence[int]) -> Table:
+    """The columns `kept` of a table of the page."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for n in kept:
+        heading = textwrap.fill(shown.columns[n], 10)
+        table.add_column(heading, justify="left" if n < shown.words else "right", no_wrap=True)
+    for row in shown.rows:
+        texts = [escape(_plain(row[n].text)) for n in kept]
+        table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
+    return table
 
 
 def _show_networks(found: Comparison, out: Console) -> None:
     """The accuracy by the clients' network or black box, and the gain over a method, if there is room."""
     rows = [
-        cells(name, str(count), *(fmt.with_gain(mean, gain) for mean, gain in values))
+        cells(name, str(count), *(fmt.with_gain(mean, gain, found.metric.share) for mean, gain in values))
         for name, count, values in found.networks
     ]
     table = PageTable("", ["model", "clients", *(m.name for m in found.methods)], rows)
     if rows and _show(table, out) and found.gains_over and len(found.methods) > 1:
-        text = f"in brackets: gain over {found.gains_over} in points, same clients"
+        text = f"in brackets: gain over {found.gains_over}{' in points' * found.metric.share}, same clients"
         out.print(text, markup=False, soft_wrap=True)
 
 
@@ -155,8 +184,8 @@ def _show_pairs(pairs: Mapping[Metric, Sequence[PairedDifference]], titles: Mapp
     return not rows or _show(PageTable("", ["Difference", *(titles[name] for name in pairs)], rows), out)
 
 
-def _percent(value: float) -> str:
-    return fmt.percent(value, "")
+def _shown(metric: Metric, value: float) -> str:
+    return fmt.metric(value, metric.share, "")
 
 
 def _plain(text: str) -> str:

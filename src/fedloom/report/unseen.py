@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from fedloom.experiment.run.metrics import OWN
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
@@ -16,8 +16,8 @@ from fedloom.report.read import Run
 from fedloom.report.styles import HOLLOW, series_style
 
 HEADING = "Unseen clients"
-UNADAPTED = replace(OWN, mode="unadapted")
-"""The accuracy without any evaluation mode."""
+UNADAPTED = "unadapted"
+"""The name of no evaluation mode."""
 NAMED = 20
 """Maximum number of clients named."""
 
@@ -32,20 +32,20 @@ def unseen_of_run(run: Run) -> PageSection | None:
         f"{count} took part in no round, received no message, and are used for evaluation only: "
         f"{_listed(run.display_names[i] for i in s.unseen)}."
     ]
-    pairs = _pairs(s)
+    pairs, share, unadapted = _pairs(s), s.main.share, replace(s.on_own, mode=UNADAPTED)
     if not pairs:
         return PageSection(HEADING, text=text)
     rows = [
-        cells(eval_mode, _spread(a), _spread(b), fmt.points(float(a.mean() - b.mean())))
+        cells(eval_mode, _spread(a, share), _spread(b, share), fmt.difference(float(a.mean() - b.mean()), share))
         for eval_mode, (a, b) in pairs.items()
     ]
     means = {eval_mode: (float(a.mean()), float(b.mean())) for eval_mode, (a, b) in pairs.items()}
-    unseen, training = s.chance_of(UNADAPTED), s.chance_of(UNADAPTED.training)
+    unseen, training = s.chance_of(unadapted), s.chance_of(unadapted.training)
     if unseen is not None and training is not None:
-        chance = s.most_frequent(UNADAPTED)
+        chance = s.most_frequent(unadapted)
         means[chance] = unseen, training
-        rows.append(cells(chance, fmt.percent(unseen), fmt.percent(training), fmt.NONE))
-    columns = ("Evaluation mode", "Unseen clients", "Training clients", "Difference in points")
+        rows.append(cells(chance, fmt.metric(unseen, share), fmt.metric(training, share), fmt.NONE))
+    columns = ("Evaluation mode", "Unseen clients", "Training clients", "Difference" + " in points" * share)
     table = PageTable("Mean ± s.d. over clients", columns, rows)
     return PageSection(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
 
@@ -56,11 +56,16 @@ def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
         Dots(fmt.times(len(s.unseen), "unseen client"), values[:, 0], series_style(0)),
         Dots(fmt.times(s.clients - len(s.unseen), "training client"), values[:, 1], HOLLOW),
     ]
-    pairs = [f"{eval_mode} {fmt.percent(a)} and {fmt.percent(b)}" for eval_mode, (a, b) in means.items()]
-    alt = f"Mean accuracy of unseen and of training clients: {fmt.together(pairs)}."
-    svg, legend = plots.dots("unseen", alt, list(means), series, joined=True)
-    rows = "in each client's own class mix" if s.own_accuracy else f"of {s.tested}"
-    caption = f"Accuracy at the end on test rows {rows}. The numbers on the right are those of unseen clients."
+    noun, form = s.main.noun, partial(fmt.metric, share=s.main.share)
+    pairs = [f"{eval_mode} {form(a)} and {form(b)}" for eval_mode, (a, b) in means.items()]
+    alt = f"Mean {noun} of unseen and of training clients: {fmt.together(pairs)}."
+    svg, legend = plots.dots(
+        "unseen", alt, list(means), series, joined=True, form=plots.share if s.main.share else form
+    )
+    rows = "in each client's own class mix" if s.own else f"of {s.tested}"
+    caption = (
+        f"{fmt.capital(noun)} at the end on test rows {rows}. The numbers on the right are those of unseen clients."
+    )
     return Figure("Unseen and training clients", svg, legend, caption)
 
 
@@ -72,18 +77,23 @@ def unseen_of_comparison(found: Comparison) -> list[PageSection]:
     text = [f"Some clients took part in no round, received no message, and are used for evaluation only: {names}."]
     every = in_order({metric.mode: None for m in found.methods for metric in m.eval_modes})
     tables = []
-    for group, metric in (("Unseen", UNADAPTED), ("Training", UNADAPTED.training)):
+    unadapted, main = replace(found.on_own, mode=UNADAPTED), found.on_own
+    for group, metric in (("Unseen", unadapted), ("Training", unadapted.training)):
         rows = []
         for number, m in enumerate(found.methods):
             each = [m.eval_modes.get(replace(metric, mode=eval_mode)) for eval_mode in every]
-            bars = [PageCell(fmt.NONE) if a is None else PageCell(fmt.percent(a.mean), share=a.mean) for a in each]
+            bars = [PageCell(fmt.NONE) if a is None else _bar(a.mean, main.share) for a in each]
             rows.append(cells(PageCell(m.name, key=series_style(number).key("").sample), *bars))
         over = " and seeds" if any(len(m.seeds) > 1 for m in found.methods) else ""
-        caption = f"{group} clients: accuracy {found.describe(OWN)}, mean over clients{over}"
+        caption = f"{group} clients: {main.noun} {found.describe(main)}, mean over clients{over}"
         if (chance := found.chance_of(metric)) is not None:
-            caption += f"; always predicting {found.most_frequent(metric)} gives {fmt.percent(chance)}"
+            caption += f"; always predicting {found.most_frequent(metric)} gives {fmt.metric(chance, main.share)}"
         tables.append(PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows))
     return [PageSection(HEADING, text=text, tables=tables if every else [])]
+
+
+def _bar(value: float, share: bool) -> PageCell:
+    return PageCell(fmt.metric(value, share), share=value if share else None)
 
 
 def in_order(eval_modes: Iterable[str]) -> list[str]:
@@ -102,14 +112,14 @@ def _pairs(s: RunSummary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         )
         for eval_mode in in_order(modes)
     }
-    if s.own_accuracy and not any(eval_mode.startswith("0 ") for eval_mode in found):
-        own, unseen = s.own_accuracy.over(s.clients), np.isin(np.arange(s.clients), s.unseen)
+    if s.own and not any(eval_mode.startswith("0 ") for eval_mode in found):
+        own, unseen = s.own.over(s.clients), np.isin(np.arange(s.clients), s.unseen)
         found = {"unadapted": (own[unseen], own[~unseen]), **found}
     return found
 
 
-def _spread(each: np.ndarray) -> str:
-    return fmt.spread(float(each.mean()), float(each.std()) if len(each) > 1 else None)
+def _spread(each: np.ndarray, share: bool) -> str:
+    return fmt.spread(float(each.mean()), float(each.std()) if len(each) > 1 else None, share)
 
 
 def _listed(names: Iterable[str]) -> str:

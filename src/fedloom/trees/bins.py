@@ -120,6 +120,15 @@ def _edges(start: np.ndarray, rows: np.ndarray, bins: int) -> np.ndarray:
     return np.array(first[1:bins], np.int64)
 
 
+def own_edges(x: np.ndarray, bins: int) -> tuple[np.ndarray, ...]:
+    """For each column of numbers x (n, F) of one owner, the first keys of its bins from the second on."""
+    known = [np.sort(keys(values[~np.isnan(values)])) for values in x.T]
+    agreement = Agreement(range(len(known)), bins)
+    while (asked := agreement.question) is not None:
+        agreement.answer(count(known, asked))
+    return tuple(agreement.edges(f) for f in range(len(known)))
+
+
 def frequent(rows: np.ndarray, bins: int) -> np.ndarray:
     """The numbers of the words with a bin of their own, at most bins - 2: the most frequent by their `rows` (v,), of
     equally many the first."""

@@ -44,6 +44,21 @@ class Trees:
         stop = int(self.root[end]) if end < len(self.root) else len(self.feature)
         return Trees(self.root[:end], self.feature[:stop], self.left[:stop], self.child[:stop], self.value[:stop])
 
+    def problem(self, columns: int, bins: int) -> str:
+        """What is wrong with trees of unknown origin over this many columns and bins; "" if they can predict."""
+        m = len(self.feature)
+        inner, own = self.feature >= 0, np.arange(m)
+        starts = self.root.astype(np.int64)
+        if not len(starts) or starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= m:
+            return f"roots must ascend from 0 to below {m}"
+        if {len(self.left), len(self.child), len(self.value)} != {m} or self.left.shape[1] * 8 < bins:
+            return f"all arrays must have {m} nodes, with a bit for each of {bins} bins"
+        if (self.feature >= columns).any() or (self.feature < -1).any():
+            return f"a node must look at a column from 0 to {columns - 1}, or at none"
+        if (inner & ((self.child <= own) | (self.child >= m - 1))).any():
+            return "children must come after their node"
+        return ""
+
     def leaves(self, bins: np.ndarray) -> np.ndarray:
         """The leaf (T, n) int32 of each row of bins (n, F) uint8."""
         goes = np.unpackbits(self.left, axis=1).view(bool)

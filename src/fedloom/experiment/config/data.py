@@ -20,6 +20,11 @@ PARTITION_SETTINGS = ("root", "partition", "options", "own_test_rows", "validati
 """Settings that apply only if a data set is partitioned."""
 
 
+def _check_label_scale(scale: tuple[float, float] | None) -> None:
+    if scale is not None and not (math.isfinite(scale[0]) and 0 < scale[1] < 1e30):
+        raise ValueError("label_scale must be a mean and an s.d. above 0, such as [50, 20]")
+
+
 class ColumnConfig(Section):
     """A column."""
 
@@ -45,8 +50,10 @@ class SchemaConfig(Section):
     (table)."""
     label: str = "label"
     """Name of the label column (table)."""
-    classes: tuple[str, ...] = Field(min_length=2)
-    """Class names in order; for images in folders, the folders' names."""
+    classes: tuple[str, ...] = ()
+    """Class names in order; for images in folders, the folders' names. Empty for a number to predict."""
+    label_scale: tuple[float, float] | None = None
+    """Mean and s.d. by which a number to predict is standardized, agreed beforehand, in its unit; for classes none."""
     shape: tuple[int, int, int] | None = None
     """Channels, height and width (image)."""
 
@@ -68,6 +75,11 @@ class SchemaConfig(Section):
         ):
             if len(set(listed)) < len(listed):
                 raise ValueError(f"{field} has a duplicate value: remove it")
+        if len(self.classes) == 1 or bool(self.classes) == (self.label_scale is not None):
+            raise ValueError("name at least two classes, or give label_scale = [mean, s.d.] of a number to predict")
+        _check_label_scale(self.label_scale)
+        if self.kind == "image" and not self.classes:
+            raise ValueError("kind image needs classes: numbers of pictures are for data sets on one machine")
         if self.kind == "table" and (not names or self.label in names or self.shape is not None):
             raise ValueError("kind table needs columns, which must not include the label, and no shape")
         numeric = {column.name for column in self.columns if not column.categories}
@@ -89,7 +101,8 @@ class SchemaConfig(Section):
             OneHot(c.name, c.categories) if c.categories else RawNumber(c.name, gaps, indicator) for c in self.columns
         )
         fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
-        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill, self.scale)
+        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill, self.scale,
+                          self.label_scale or (0.0, 1.0))  # fmt: skip
 
 
 class DataConfig(Section):
@@ -140,7 +153,11 @@ class DataConfig(Section):
     test: str | tuple[str, ...] | None = None
     """Test rows of a file: a share (as test_fraction), the column that says train or test, or names of owners."""
     task: Task | None = None
-    """What the label of a file is: "classes" if whole numbers are names of classes, however many; None to guess."""
+    """What the label of a file is: "classes" if whole numbers are names of classes, however many; "number" for a number
+    to predict; None to guess."""
+    label_scale: tuple[float, float] | None = None
+    """Mean and s.d. by which a number to predict is standardized, agreed beforehand, in its unit; None takes those of
+    the server's rows, or of all training rows, as only a simulation can."""
     missing_words: tuple[str, ...] = MISSING_WORDS
     """Words of a file that stand for a missing value, in every column; an empty cell always does."""
     decimal: Decimal = "."
@@ -184,6 +201,15 @@ class DataConfig(Section):
             raise ValueError(f"unseen = {share} of {self.clients} clients {problem}: change unseen or clients")
         if self.group is None and not isinstance(self.unseen, float) and not is_object(self.name):
             raise ValueError("unseen names owners: name their column as group, or give a share")
+        return self
+
+    @model_validator(mode="after")
+    def _check_target(self) -> "DataConfig":
+        _check_label_scale(self.label_scale)
+        if self.label_scale is not None and self.task == "classes":
+            raise ValueError('label_scale is for a number to predict: leave it out, or set task to "number"')
+        if self.own and (self.label_scale is not None or self.task is not None):
+            raise ValueError("task and label_scale do not apply with row_schema, which has classes or label_scale")
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedloom import methods
-from fedloom.core.errors import DataError, ModelError
+from fedloom.core.errors import DataError, ModelError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
 from fedloom.data.columns import RawColumn, columns_of, joined
@@ -30,7 +30,7 @@ from fedloom.data.grammar import MISSING_WORDS, Grammar
 from fedloom.data.own import read_data
 from fedloom.data.roles import MOST_NUMBERS
 from fedloom.data.split import rows_hash
-from fedloom.data.tables import codes_of
+from fedloom.data.tables import codes_of, numbers_of
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.section import validated
 
@@ -82,6 +82,7 @@ def data_settings(
         raise DataError(f"label must be the name of one column, not {label!r}.")
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
+    data = _of_hub(data) if label is not None else data
     if _is_frame(data):
         validated(DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data")
         dataset = _frame(data, test, label, group, columns)
@@ -109,6 +110,13 @@ def data_settings(
     content += [rows_hash(dataset.offset)] if dataset.offset is not None else []
     about = {"rows": len(dataset.y), "shape": list(dataset.input_shape), "classes": list(dataset.classes)}
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
+
+
+def _of_hub(data: Any) -> Any:
+    """A Dataset of Hugging Face as an Arrow table; anything else as it is."""
+    if hasattr(data, "column_names") and hasattr(data, "with_format") and not hasattr(data, "columns"):
+        return data.with_format("arrow")[:]
+    return data
 
 
 def _is_frame(data: Any) -> bool:
@@ -244,14 +252,14 @@ def _dataset(rows: _Labeled, owners: RawColumn | None, test: _Labeled | None, ta
         raise DataError(f"group must name an owner for each row, but {owners.missing.sum()} are missing.")
     if test is not None:
         rows = _joined([rows, test])
-    y, classes = _classes(rows.y, task if rows.x.ndim == 2 else "classes")
+    y, classes = _targets(rows.y, task, few=rows.x.ndim == 2)
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     if owners is not None:
         known, words = codes_of(owners.words)
         groups = np.concatenate([known, np.full(len(y) - training, -1)])
         names = () if not owners.is_text or test is not None else words
-    kept = np.flatnonzero(y >= 0)
+    kept = np.flatnonzero(y >= 0 if classes else ~np.isnan(y))
     gone = len(y) - len(kept)
     x, shift, scale = _inputs(rows.x[kept] if gone else rows.x)
     note = f"{gone} of {len(y)} rows have no label and are left out."
@@ -301,17 +309,24 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
 
 
-def _classes(labels: RawColumn, task: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers (n,), -1 for a missing label, and names. Whole numbers that begin with 0 keep their values."""
+def _targets(labels: RawColumn, task: str | None, *, few: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers (n,), -1 for a missing label, and names; or numbers to predict (n,) float64, NaN for a missing one.
+    Whole numbers that begin with 0 keep their values; `few`: whether many different ones are numbers to predict."""
+    if task == "number":
+        return numbers_of("y", labels), ()
     numbers = np.empty(0) if labels.is_text or labels.values.dtype.kind != "f" else labels.values
     known = numbers[~np.isnan(numbers)]
-    if not np.array_equal(known, np.floor(known)):
-        raise DataError("y has fractions, but fedloom trains classifiers: give class labels.")
-    if task is None and len(different := np.unique(known)) > MOST_NUMBERS:
-        raise DataError(
-            f"y has {len(different)} different whole numbers in {len(known)} rows: it looks like a number to predict "
-            '(regression), which is not supported; if they are numbers of classes, set task="classes".'
-        )
+    fractions = known[known != np.floor(known)]
+    many = len(different := np.unique(known)) > MOST_NUMBERS and few
+    if task is None and (len(fractions) or many):
+        if not len(fractions):
+            warn_once(
+                f"y has {len(different)} different whole numbers in {len(known)} rows, and is taken to be a number to "
+                'predict: set task="number", or task="classes" if they are numbers of classes.'
+            )
+        return numbers_of("y", labels), ()
+    if len(fractions):
+        raise DataError(f'y has fractions, such as {fractions[0]:g}: set task="number", or give class labels.')
     if len(known) and known.min() == 0 and known.max() < 1000:
         return np.nan_to_num(numbers, nan=-1).astype(np.int64), tuple(map(str, range(int(known.max()) + 1)))
     return codes_of(labels.words)
@@ -322,13 +337,14 @@ def _classes(labels: RawColumn, task: str | None) -> tuple[np.ndarray, tuple[str
 
 @dataclass(frozen=True, eq=False)
 class Factory:
-    """Builds a network from a module, which is copied, or from the user's factory."""
+    """Builds a network from a module, or a black box from an estimator, which are copied; or calls the user's
+    factory."""
 
     source: Any
 
     def __call__(self, input_shape: tuple[int, ...], classes: int) -> Any:
         """A new network, or a black box. A factory without parameters is called without any."""
-        if isinstance(self.source, nn.Module):
+        if isinstance(self.source, nn.Module) or hasattr(self.source, "get_params"):
             return copy.deepcopy(self.source)
         return self.source(input_shape, classes) if _required(self.source) else self.source()
 
@@ -362,13 +378,18 @@ def model_name(model: Any) -> str:
         frozen = copy.deepcopy(model)
         count = sum(p.numel() for p in frozen.parameters())
         return hold(type(model).__name__, _module_content(frozen), Factory(frozen), parameters=count)
+    if all(hasattr(model, name) for name in ("fit", "predict_proba", "get_params")):  # an estimator of scikit-learn
+        label = type(model).__name__
+        return hold(label, f"{label} {model.get_params()!r}".encode(), Factory(model), estimator=label)
+    if hasattr(model, "fit") and hasattr(model, "predict"):
+        raise ModelError(f"{type(model).__name__} has no predict_proba, which federations of classifiers need")
     if callable(model):
         inner: Any = model.func if isinstance(model, functools.partial) else model
         label = getattr(inner, "__name__", type(inner).__name__).strip("<>")
         if len(_required(model)) not in (0, 2):
             raise ModelError(f"{label} must take (input_shape, classes), or no parameters: wrap it in a lambda")
         return hold(label, _code(model).encode(), Factory(model), factory=label)
-    raise ModelError(f"a model must be a module, a factory or a name, not a {type(model).__name__}")
+    raise ModelError(f"a model must be a module, an estimator, a factory or a name, not a {type(model).__name__}")
 
 
 def _required(factory: Callable[..., Any]) -> list[str]:

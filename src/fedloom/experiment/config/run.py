@@ -13,8 +13,10 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.core.task import TaskKind, refusal
 from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.overrides import ALTERNATIVE
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.section import Section, validated
 from fedloom.experiment.config.sections import ChurnConfig, ColumnsConfig, TopologyConfig
@@ -44,6 +46,15 @@ class ModelsConfig(Section):
     norm: Literal["group", "batch", "none"] | None = None
     """Normalization; None for each network's default."""
     black_box: BlackBoxConfig = BlackBoxConfig()
+    variance: bool = False
+    """Whether networks that predict a number also predict its variance: they learn the likelihood of a Gaussian, and
+    answers are compared as Gaussians."""
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _one_name(cls, pool: Any) -> Any:
+        """One name is a pool of one network."""
+        return (pool,) if isinstance(pool, str) and "," not in pool else pool
 
     @model_validator(mode="after")
     def _one_list(self) -> "ModelsConfig":
@@ -164,6 +175,12 @@ class RunConfig(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     faults: Faults = Faults()
 
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _engine_name(cls, engine: Any) -> Any:
+        """The name of an engine stands for the table."""
+        return {"name": engine} if isinstance(engine, str) else engine
+
     @field_validator("name")
     @classmethod
     def _folder_name(cls, name: str) -> str:
@@ -247,6 +264,14 @@ def refuse_black_boxes(method: Method, black_boxes: Collection[str]) -> None:
         )
 
 
+def refuse_task(method: Method, kind: TaskKind) -> None:
+    """Raise ConfigError if the method cannot predict what the label is."""
+    tasks = {m.name: m.tasks for m in methods.registry().values() if m.setting == method.setting}
+    if reason := refusal(method.name, kind, {**tasks, method.name: method.tasks}, method.only_classes):
+        hint = 'set data.task = "classes" if the label has classes' if kind == "number" else "choose another"
+        raise ConfigError(f"method: {reason}; {hint}")
+
+
 def refuse_settings(run: RunConfig) -> None:
     """Raise ConfigError if `[models.black_box]` is set; for runs without black boxes."""
     if run.models.black_box != BlackBoxConfig():
@@ -260,7 +285,7 @@ class CompareConfig(Section):
     """`[compare]`: several methods and seeds on identical splits."""
 
     methods: tuple[str | dict[str, Any], ...] = Field(min_length=1)
-    """Names, or tables of `method`, `preset`, `params`, `name`. The first is the reference of all differences."""
+    """Names, or tables of `method`, `preset`, `params`, `name`, `rounds`. The first is the reference."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """One run for each method and seed."""
 
@@ -288,6 +313,8 @@ class Experiment(Section):
             change.setdefault("name", RunConfig(method=method).label if isinstance(method, str) else "")
             for seed in self.compare.seeds:
                 both = {**self.run.model_dump(), **change, "seed": seed}
+                for length in ALTERNATIVE.keys() & change.keys():
+                    both[ALTERNATIVE[length]] = change.get(ALTERNATIVE[length])
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
         return tuple(runs)

@@ -119,6 +119,8 @@ def cost(run: RunConfig) -> Cost:
     )
     work += second * (rounds * participants)
     once = _pretraining(run, method, cfg, shape, classes, run.data.rows_at_server(rows))
+    if "no network" in method.needs:
+        return Cost(seconds=work.seconds)
     if method.setting == "vertical":
         shape, classes = _part(run, shape), cfg.learned
     small = speed(STAND_IN, mini_shape(shape), classes, None)

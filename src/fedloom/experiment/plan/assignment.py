@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from fedloom.core.context import Rows
-from fedloom.data.dataset import DatasetLike
+from fedloom.core.errors import ConfigError
+from fedloom.core.scores import chance_error
+from fedloom.core.task import Classes, Number, Task
+from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.data.split import Split
 from fedloom.data.vertical import PartyView, VerticalDataset
 
@@ -20,7 +23,9 @@ class DataAssignment:
 
     Attributes:
         name: of the data set.
-        classes: K names.
+        classes: K names; () for a number to predict.
+        target: the scale of a number to predict; None for classes.
+        label: the name of the label, if it is known.
         digest: of the content of the data.
         common: digest of what must be equal at the coordinator and all nodes.
         public_digest: of the public rows.
@@ -47,11 +52,41 @@ class DataAssignment:
     split: Split | None = None
     server_rows: np.ndarray = field(default_factory=lambda: np.arange(0))
     parties: VerticalDataset | None = None
+    target: Number | None = None
+    label: str = ""
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return self.target or Classes(len(self.classes))
+
+
+def target_of(dataset: DatasetLike, variance: bool = False) -> Number | None:
+    """The scale of a data set's number to predict; None for classes.
+
+    Raises:
+        ConfigError: `variance` is set for classes.
+    """
+    if dataset.classes and variance:
+        raise ConfigError("models.variance is for a number to predict, and this label has classes: leave it out")
+    return None if dataset.classes else Number(*dataset.target, variance)
+
+
+def training_labels(dataset: Dataset) -> np.ndarray:
+    """(n,) int64 classes, or float32 standardized numbers."""
+    target = target_of(dataset)
+    return dataset.y if target is None else target.standardized(dataset.y)
 
 
 def schema(kind: str, shape: Sequence[int], classes: Sequence[str], columns: Sequence[str] = ()) -> dict[str, Any]:
     """See `DataAssignment.schema`."""
     return {"kind": kind, "shape": list(shape), "classes": list(classes), "columns": list(columns)}
+
+
+def chance(y: np.ndarray) -> float:
+    """The chance level on test rows with these labels (n,), n >= 1: the accuracy of the most frequent class, or the
+    root mean squared error of the best constant, in the number's unit."""
+    return chance_error(y) if y.dtype.kind == "f" else float(np.bincount(y).max() / len(y))
 
 
 def sample(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Reads a config from a file, a name and flags; reports all errors together, before any work."""
 
 import contextlib
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,8 @@ from fedloom.core.extensions import presets
 from fedloom.core.method import Method
 from fedloom.core.objects import is_object
 from fedloom.core.problems import problems
+from fedloom.core.vocabulary import meant
+from fedloom.data.sources import SOURCES
 from fedloom.experiment.config.foreign_code import refuse_foreign_code
 from fedloom.experiment.config.overrides import ALTERNATIVE, override
 from fedloom.experiment.config.pretrained import AUTO
@@ -32,8 +35,8 @@ def read(
     """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its methods.
 
     Args:
-        source: path of a TOML file, or name of an experiment or method. A file's top-level keys are those of
-            `RunConfig`, and `title` and `[compare]`.
+        source: path of a TOML file, "-" for standard input, or name of an experiment or method. A file's top-level keys
+            are those of `RunConfig`, and `title` and `[compare]`.
         overrides: `dotted.key=value`, with a TOML value or a bare word.
         flags: top-level keys and values from the command line; None is ignored.
         trust: code that a file outside the working folder may name, such as `mine.py` or `package.module:name`.
@@ -66,7 +69,7 @@ def read_values(
         ConfigError: an unknown file or name, invalid TOML, or an invalid override; or a file that names code.
     """
     values = _values(source)
-    if source.endswith(".toml"):
+    if source.endswith(".toml") or source == "-":
         refuse_foreign_code(values, Path(source), trust)
     for key, value in (flags or {}).items():
         if value is not None:
@@ -104,17 +107,43 @@ def check(values: Mapping[str, Any]) -> Experiment:
 
 
 def _relocated(problem: str, values: Mapping[str, Any]) -> str:
-    """The error on an unknown top-level setting, with its full name if a section or the method has it."""
-    name, _, rest = problem.partition(": there is no such setting.")
-    if not rest or "." in name:
+    """The error on an unknown setting of the run or of [data], with its full name if it is one of another section, of
+    the partition or of the method; also for the word of another library."""
+    where, _, rest = problem.partition(": there is no such setting.")
+    section, _, name = where.rpartition(".")
+    if not rest or section not in ("", "data"):
         return problem
-    sections = {key: field.annotation for key, field in RunConfig.model_fields.items()}
-    places = [f"{key}.{name}" for key, kind in sections.items() if name in getattr(kind, "model_fields", ())]
     run = values.get("run")
+    run = run if isinstance(run, Mapping) else {}
+    method = run.get("method", RunConfig.model_fields["method"].default)
+    places = _places(name, str(method), run.get("data"), () if section else RunConfig.model_fields)
+    return f"{where}: there is no such setting. Write {' or '.join(places)}." if places else problem
+
+
+RARE = ("pretrained", "topology", "faults", "churn", "columns")
+"""Sections whose settings a hint names only if no other has one of that name."""
+
+
+def _places(name: str, method: str, data: Any, top: Collection[str]) -> list[str]:
+    """The full names of the settings that are called `name`, or stand for it, beside those at the `top`; those of the
+    sections `RARE` only if there is no other."""
+    from fedloom.data.partitions import PARTITIONS
+
+    kinds = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    sections: dict[str, Collection[str]] = {
+        key: fields for key, kind in kinds.items() if (fields := getattr(kind, "model_fields", None))
+    }
+    scheme = PARTITIONS.get(str((data if isinstance(data, Mapping) else {}).get("partition", "dirichlet")))
+    sections["data.options"] = [option.name for option in scheme.options] if scheme else []
     with contextlib.suppress(FedloomError):
-        method = methods.find(str(run.get("method", "")) if isinstance(run, Mapping) else "")
-        places += [f"params.{name}"] if name in method.config.model_fields else []
-    return f"{name}: there is no such setting. Write {' or '.join(places)}." if places else problem
+        sections["params"] = methods.find(method).config.model_fields
+    rare = {key: sections.pop(key) for key in RARE if key in sections}
+    if own := [f"{key}.{name}" for key, known in sections.items() if name in known]:
+        return own
+    if found := meant(name, top):
+        return [found]
+    own = [f"{key}.{word}" for key, known in sections.items() if (word := meant(name, known))]
+    return own or [f"{key}.{name}" for key, known in rare.items() if name in known]
 
 
 def _with_clients(experiment: Experiment) -> Experiment:
@@ -254,6 +283,8 @@ def _check_engine(engine: EngineConfig) -> None:
 def _values(source: str) -> dict[str, Any]:
     """The values of a file, a shipped experiment, or a method."""
     path = Path(source)
+    if source == "-":
+        return _parsed(sys.stdin.read(), "standard input")
     if source.endswith(".toml"):
         if not path.is_file():
             raise ConfigError(f"{source} is a folder, not a file" if path.is_dir() else f"there is no file {source}")
@@ -267,12 +298,19 @@ def _values(source: str) -> dict[str, Any]:
     if source in known:
         return {"method": source}
     names = [*shipped, *known]
+    if source in SOURCES:
+        raise ConfigError(f"{source} is a data set, not a method: fedloom run fedal -s data.name={source}")
     if Path(source).is_file():
         raise ConfigError(
             f"{source} is neither a config (.toml) nor a method page (.py). If it is data, fedloom data {source} "
             "writes the settings of a run"
         )
-    raise ConfigError(f"unknown experiment or method {source!r}.{did_you_mean(source, names)}")
+    hint = did_you_mean(source, names)
+    if len(names) > 30 and hint.startswith(" Known"):
+        hint = (
+            " fedloom list methods and fedloom list experiments name all; a page of yours is a path such as ./mine.py."
+        )
+    raise ConfigError(f"unknown experiment or method {source!r}.{hint}")
 
 
 def experiments() -> dict[str, str]:
@@ -293,7 +331,9 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Parse `0,2` or `0-4`, or a mix. Raises ConfigError."""
+    """Parse a number of seeds, `5` for 0 to 4, or the seeds themselves, `0,2`, `0-4` or a mix. Raises ConfigError."""
+    if text.strip().isdecimal() and int(text) > 0:
+        return seeds_from(int(text))
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -302,5 +342,23 @@ def seeds_of(text: str) -> list[int]:
         except ValueError:
             seeds = []
         if not seeds:
-            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}")
+            raise ConfigError(
+                f"--seeds takes a number of seeds, such as 5, or seeds such as 0,1,2 or 0-4 (one: 7-7), not {text!r}"
+            )
     return seeds
+
+
+MOST_SEEDS = 1000
+"""Maximum number of seeds that a single number may ask for: a larger one is a seed, such as a year."""
+
+
+def seeds_from(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds 0, 1, … of a number of seeds; a list as it is. Raises ConfigError."""
+    if not isinstance(seeds, int):
+        return list(seeds)
+    if isinstance(seeds, bool) or not 0 < seeds <= MOST_SEEDS:
+        raise ConfigError(
+            f"{seeds} is no number of seeds from 1 to {MOST_SEEDS}: list the seeds themselves, such as 0,1,2 on the "
+            "command line and [0, 1, 2] in Python"
+        )
+    return list(range(seeds))

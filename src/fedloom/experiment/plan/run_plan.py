@@ -15,7 +15,7 @@ from fedloom.core.graphs import Graph
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.experiment.config.run import RunConfig
-from fedloom.experiment.plan.assignment import DataAssignment
+from fedloom.experiment.plan.assignment import DataAssignment, chance
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.noise import Draws
 
@@ -134,8 +134,7 @@ class RunPlan:
         """The chance level on the common test set; None without one."""
         if "test" not in self.data.labels:
             return None
-        counts = np.bincount(self.data.labels["test"][0], minlength=len(self.data.classes))
-        return float(counts.max() / counts.sum())
+        return chance(self.data.labels["test"][0])
 
     def own_chance(self, clients: Sequence[int] | None = None) -> float | None:
         """The mean chance level on own test rows, over these clients or all; None without such rows."""

@@ -10,8 +10,10 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, RunConfig
 from fedloom.experiment.run.execute import RunResult, Status, execute
+from fedloom.experiment.run.fairness import remarks as fairness_remarks
+from fedloom.experiment.run.fairness import unequal
 from fedloom.experiment.run.lockstep import execute_lots
-from fedloom.experiment.run.metrics import GLOBAL, OWN, SCORES, Metric
+from fedloom.experiment.run.metrics import SCORES, Metric
 from fedloom.experiment.run.record import write_json
 from fedloom.experiment.run.result import (
     ComparedRun,
@@ -25,6 +27,7 @@ from fedloom.experiment.run.result import (
     Spread,
     Traffic,
 )
+from fedloom.experiment.run.tuning import tuned
 
 SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 """Keys of `result.json` in which runs of one seed must agree to be paired."""
@@ -43,14 +46,17 @@ def execute_all(
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     execute: Callable[..., RunResult] = execute,
+    tune: bool = False,
 ) -> dict[str, Any]:
     """Execute all runs of a comparison and write `comparison.json`; returns its content.
 
-    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run.
+    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run. With `tune` the learning
+    rate of each method is chosen first: see `tuned`.
 
     Raises:
         ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
     """
+    experiment, remarked = tuned(experiment, execute) if tune else (experiment, [])
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
     _check_one_setting({method.name: method.setting for method in methods})
@@ -61,6 +67,7 @@ def execute_all(
     folders = [folder / name if folder else None for name in names]
     results = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
     content = summarize(experiment.title, results)
+    content["remarks"] = [*remarked, *content["remarks"]]
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
@@ -87,6 +94,8 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some methods are
             horizontal, others vertical; or only some runs have unseen clients.
     """
+    if len({s.task for s in summaries}) > 1:
+        raise ConfigError("runs cannot be compared: some predict a number, others classes")
     _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
     for seed in {s.seed for s in summaries}:
         of_seed = [s for s in summaries if s.seed == seed]
@@ -119,7 +128,8 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
-        lower_is_better=[metric for metric in further if metric.lower_is_better],
+        lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
+        unequal=unequal(summaries),
         remarks=remarks(summaries),
         runs=[
             ComparedRun(name=s.name, seed=s.seed, folder=folder.name if folder else None)
@@ -140,8 +150,9 @@ def _check_one_setting(settings: Mapping[str, str]) -> None:
 
 
 def remarks(summaries: Sequence[RunSummary]) -> list[str]:
-    """Warnings: results on validation rows, and runs of one method and seed that have different pretrained models."""
-    made = []
+    """Warnings: results on validation rows, how to train equally long, and runs of one method and seed that have
+    different pretrained models."""
+    made = fairness_remarks(summaries)
     if shares := sorted({s.validation for s in summaries if s.validation}):
         share = " and ".join(f"{100 * share:g} %" for share in shares)
         made.append(f"measured on validation rows, {share} of the training rows, and not on the test rows")
@@ -161,9 +172,10 @@ def remarks(summaries: Sequence[RunSummary]) -> list[str]:
 def shared_metrics(summaries: Sequence[RunSummary]) -> list[Metric]:
     """The metrics that all runs have, the main one first."""
     found = [metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)]
-    if OWN not in found and any(OWN in s.compared for s in summaries):  # evaluation modes are on other rows
-        return [GLOBAL]
-    main = GLOBAL if found[0] == OWN else found[0]
+    on_test, on_own = summaries[0].on_test, summaries[0].on_own
+    if on_own not in found and any(on_own in s.compared for s in summaries):  # evaluation modes are on other rows
+        return [on_test]
+    main = on_test if found[0] == on_own else found[0]
     return [main, *(metric for metric in found if metric != main)]
 
 
@@ -174,10 +186,11 @@ def _method(name: str, group: Sequence[RunSummary], main: Metric, baseline: Sequ
     return MethodSummary(
         name=name,
         method=first.method,
+        paper=first.paper,
         preset=first.preset,
         seeds=[s.seed for s in group],
-        accuracy=found[GLOBAL],
-        own_accuracy=found.get(OWN),
+        **({"task": first.task} if first.task == "number" else {}),
+        **{first.on_test.name: found[first.on_test], f"own_{first.on_own.name}": found.get(first.on_own)},
         scores=found if first.scores else {},
         alone=_alone(group),
         eval_modes={metric: found[metric] for metric in first.eval_modes if metric in found},
@@ -251,7 +264,7 @@ def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric
     per_seed = [a.mean - b.mean for a, b in pairs]
     per_client = [x - y for a, b in pairs for x, y in zip(a.per_client, b.per_client, strict=True)]
     sign = -1 if metric.lower_is_better else 1
-    ends = confidence_interval(per_seed, SCORES[metric].largest if metric in SCORES else 1.0)
+    ends = confidence_interval(per_seed, SCORES[Metric(metric.name)].largest)
     return PairedDifference(
         first=first[0].name,
         other=other[0].name,

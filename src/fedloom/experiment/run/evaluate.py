@@ -16,15 +16,15 @@ from fedloom.core import message
 from fedloom.core.engine import UNREACHABLE, Engine, Failure
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Shape, Template, Tree, floats
-from fedloom.core.scores import SCORED, scored
+from fedloom.core.scores import SCORED, auc, scored
 from fedloom.experiment.plan.run_plan import RunPlan
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, Metric
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, OWN_RMSE, RMSE, Metric
 
 CHANCE = "chance"
 """Metric of the chance level, where only the clients know it."""
 RESERVED = (
-    *(str(GLOBAL), str(OWN), "loss mean", CHANCE, "agreement", "recall", ATTACK, "bytes"),
-    *("balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
+    *(str(GLOBAL), str(OWN), str(RMSE), str(OWN_RMSE), "mae", "r2", "loss mean", CHANCE, "agreement", "recall"),
+    *(ATTACK, "bytes", "balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
 )
 """Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
 MAX_PROBABILITIES = 20_000_000
@@ -124,7 +124,7 @@ class ClassifierMetrics:
     Attributes:
         accuracy: top-1.
         balanced: mean recall of the classes that have rows.
-        auc: area under the ROC curve; for K > 2, one-vs-rest mean; nan if a class has no rows.
+        auc: area under the ROC curve, as in `fedloom.core.scores.auc`.
         log_loss: mean cross-entropy in nats.
         recall: (K,) recall of each class; nan without rows.
     """
@@ -138,20 +138,18 @@ class ClassifierMetrics:
 
 def classifier_metrics(probabilities: np.ndarray, labels: np.ndarray) -> ClassifierMetrics:
     """Metrics of predicted probabilities (n, K), given the labels (n,)."""
-    from sklearn.metrics import roc_auc_score  # slow to import
-
     classes = probabilities.shape[1]
     right = probabilities.argmax(1) == labels
     counts = np.bincount(labels, minlength=classes)
     hits = np.bincount(labels, weights=right, minlength=classes)
     recall = np.divide(hits, counts, out=np.full(classes, np.nan), where=counts > 0)
-    auc = float("nan")
-    if (counts > 0).all():
-        against = [roc_auc_score(labels == k, probabilities[:, k]) for k in range(1 if classes == 2 else 0, classes)]
-        auc = float(np.mean(against))
     likelihood = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None)
     return ClassifierMetrics(
-        float(right.mean()), float(np.nanmean(recall)), auc, float(-np.log(likelihood).mean()), recall
+        float(right.mean()),
+        float(np.nanmean(recall)),
+        auc(labels, probabilities),
+        float(-np.log(likelihood).mean()),
+        recall,
     )
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.engine import Engine
-from fedloom.core.scores import SCORED
+from fedloom.core.scores import NUMBER_SCORED, SCORED
 from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import numbers
 from fedloom.experiment.run.evaluate import (
     CHANCE,
     Measured,
@@ -21,8 +22,8 @@ from fedloom.experiment.run.evaluate import (
     recalls,
 )
 from fedloom.experiment.run.leaks import of_clients
-from fedloom.experiment.run.metrics import GLOBAL, OWN, Metric
-from fedloom.experiment.run.result import Final, client_accuracies, over_clients
+from fedloom.experiment.run.metrics import GLOBAL, MAIN, OWN, Metric
+from fedloom.experiment.run.result import Final, over_clients, over_groups
 from fedloom.protect.leaks import Leak
 
 
@@ -30,8 +31,9 @@ class HorizontalEvaluation:
     """The evaluation of a horizontal run, see `Evaluation`."""
 
     def main_metric(self, plan: RunPlan) -> Metric:
-        """Accuracy on own rows in the method's first evaluation mode, or on the global test set."""
-        return replace(OWN, mode=plan.cfg.eval_modes[0]) if plan.cfg.eval_modes else GLOBAL
+        """The main metric of the task on own rows in the method's first evaluation mode, or on the global test set."""
+        on_test, own = MAIN[plan.data.task.kind]
+        return replace(own, mode=plan.cfg.eval_modes[0]) if plan.cfg.eval_modes else on_test
 
     def party_metrics(self, plan: RunPlan) -> set[Metric]:
         """The main metric, over unseen and over training clients."""
@@ -42,6 +44,13 @@ class HorizontalEvaluation:
         """Evaluate each client on the global test set and on its own rows, the latter also in each evaluation mode.
         With private rows, clients compute their scores."""
         broadcast = plan.server.broadcast() if plan.server is not None else {}
+        if plan.data.target is not None:
+            yield from (
+                numbers.by_scores(plan, engine, broadcast)
+                if plan.run.data.own
+                else numbers.by_predictions(plan, engine, broadcast, final)
+            )
+            return
         if plan.run.data.own:
             yield from _by_scores(plan, engine, broadcast)
             return
@@ -58,10 +67,11 @@ class HorizontalEvaluation:
         return of_clients(plan, engine)
 
     def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
-        """The accuracies of `RunSummary`, without and in each evaluation mode."""
-        scores = (Metric(name, own=own) for own in (False, True) for name in SCORED)
+        """The main metrics of `RunSummary`, without and in each evaluation mode."""
+        names = SCORED if plan.data.target is None else NUMBER_SCORED
+        scores = (Metric(name, own=own) for own in (False, True) for name in names)
         return {
-            **client_accuracies(final, parties, plan.cfg.eval_modes, plan.unseen),
+            **over_groups(final, parties, plan.cfg.eval_modes, plan.unseen, plan.data.task.kind),
             "client_scores": {
                 str(score): found for score in scores if (found := over_clients(final, score, parties)) is not None
             },

@@ -171,7 +171,7 @@ def of_columns(plan: RunPlan, embedded: Mapping[int, Tensor], guesses: Mapping[i
     """The success of attacks in a vertical run, on the messages of one moment.
 
     The passive parties guess labels, of which they know one of each class; the active party reconstructs the columns of
-    half of the aligned rows from embeddings, and knows those of the other half.
+    half of the aligned rows from embeddings or bins, and knows those of the other half.
 
     Args:
         embedded: embeddings (N_a, d) of aligned rows, by party.
@@ -183,15 +183,19 @@ def of_columns(plan: RunPlan, embedded: Mapping[int, Tensor], guesses: Mapping[i
         having = [values for values in guesses.values() if name in values]
         each, chance = [values[name] for values in having], [values["chance"] for values in having]
         found.append(leaks.leak(CONTROLS.get(name, name), "row labels", each, chance))
-    each = []
-    for m, sent in embedded.items():
+    each, of_bins = [], "no network" in plan.method.needs
+    for m, part in embedded.items():
         if m in plan.colocated:
             continue
-        rows = plan.contexts[m].rows.x(torch.arange(len(sent))).flatten(1)
-        order = torch.from_numpy(stream(plan.run.seed, "leaks", m).permutation(len(sent)))
+        rows = plan.contexts[m].rows.x(torch.arange(len(part))).flatten(1)
+        order = torch.from_numpy(stream(plan.run.seed, "leaks", m).permutation(len(part)))
+        if of_bins:  # a row that the party lacks has none
+            order = order[(part[order] > 0).any(1)]
         known, hidden = order[: len(order) // 2], order[len(order) // 2 :]
-        each.append(leaks.explained(sent[hidden], rows[hidden], (sent[known], rows[known])))
-    return [*found, leaks.leak("embeddings", "reconstruction", each, 0.0)] if each else found
+        attack = leaks.explained_by_bins if of_bins else leaks.explained
+        each.append(attack(part[hidden], rows[hidden], (part[known], rows[known])))
+    sent = "bins" if of_bins else "embeddings"
+    return [*found, leaks.leak(sent, "reconstruction", each, 0.0)] if each else found
 
 
 # -- forms of messages -----------------------------------------------------------------------------------------------

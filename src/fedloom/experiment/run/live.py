@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
 from fedloom.experiment.run.evaluation import evaluation_of
-from fedloom.experiment.run.metrics import GLOBAL, Metric
+from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.view import FILE, PartyStatus, RecentFailure, View, own_process
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 def _constants(plan: "RunPlan", metric: Metric) -> dict[str, Any]:
     """The fields of a view that do not change during a run."""
     run, data = plan.run, plan.data
-    chance = plan.chance if metric == GLOBAL and "test" in data.labels else plan.own_chance()
+    chance = plan.chance if not metric.own and not metric.mode and "test" in data.labels else plan.own_chance()
     names = {"name": run.label, "method": plan.method.name, "dataset": data.name}
     return {**names, "seed": run.seed, "rounds": plan.rounds, "chance": chance}
 

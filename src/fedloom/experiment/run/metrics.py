@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-ERRORS, COSTS = ("loss", "error"), ("attack", "bytes", "rounds", "iterations", "seconds")
+from fedloom.data.options import Task as TaskKind
+
+ERRORS, COSTS = ("loss", "error", "rmse", "mae"), ("attack", "bytes", "rounds", "iterations", "seconds")
 """Lower is better of a metric whose name has a word of `ERRORS`, or starts with one of `COSTS`."""
 
 
@@ -14,7 +16,7 @@ class Metric:
     """What was measured. Its text, `str(metric)`, is its name in `metrics.csv` and `result.json`; `parse` reads it.
 
     Attributes:
-        name: `accuracy`, the name of a score, `attack`, or any other name.
+        name: `accuracy` or, of a number to predict, `rmse`; the name of a score, `attack`, or any other name.
         mode: the evaluation mode, such as `tuned`; of an attack, which one; "" for none.
         group: `training` for training clients alone, where others are unseen. "" for all clients or, in an evaluation
             mode where some are unseen, for these.
@@ -55,6 +57,17 @@ class Metric:
         return f"{self} std"
 
     @property
+    def share(self) -> bool:
+        """Whether its values are shares of rows, shown in percent."""
+        return self.name == GLOBAL.name or getattr(SCORES.get(Metric(self.name)), "share", False)
+
+    @property
+    def noun(self) -> str:
+        """Its name within a sentence: `accuracy`, or `RMSE`."""
+        score = SCORES.get(Metric(self.name))
+        return self.name if score is None or score.share else score.title
+
+    @property
     def lower_is_better(self) -> bool:
         """Whether a lower value is better."""
         return self.name.startswith(COSTS) or any(word in self.name for word in ERRORS)
@@ -64,6 +77,10 @@ ATTACK = "attack"
 """The name of the metrics of attacks."""
 GLOBAL, OWN = Metric("accuracy"), Metric("accuracy", own=True)
 """Accuracy on the global test set, and on each client's own test rows."""
+RMSE, OWN_RMSE = Metric("rmse"), Metric("rmse", own=True)
+"""The root mean squared error of a number to predict, in its unit, on the same rows."""
+MAIN: dict[TaskKind, tuple[Metric, Metric]] = {"classes": (GLOBAL, OWN), "number": (RMSE, OWN_RMSE)}
+"""The main metric of each task: on the global test set, and on each client's own test rows."""
 
 
 def parse(text: str) -> Metric:
@@ -75,9 +92,9 @@ def parse(text: str) -> Metric:
     return Metric(text)
 
 
-def prepared(eval_mode: str) -> Metric:
-    """The accuracy on own rows in an evaluation mode, as `result.json` names it: `tuned training`."""
-    return _in_mode(OWN, eval_mode)
+def prepared(eval_mode: str, own: Metric = OWN) -> Metric:
+    """The main metric on own rows in an evaluation mode, as `result.json` names it: `tuned training`."""
+    return _in_mode(own, eval_mode)
 
 
 def _in_mode(metric: Metric, eval_mode: str) -> Metric:
@@ -116,11 +133,23 @@ SCORES = {
     Metric("auc"): Score("auc", "AUC", share=False),
     Metric("log loss"): Score("loss mean", "Log-loss", share=False),
     Metric("calibration error"): Score("calibration error", "Calibration error", share=False),
+    RMSE: Score(RMSE.mean, "RMSE", share=False),
+    Metric("mae"): Score("mae", "MAE", share=False),
+    Metric("r2"): Score("r2", "R²", share=False),
     Metric("seen accuracy"): Score("seen accuracy", "Seen classes"),
     Metric("rare recall"): Score("rare recall", "Rare classes"),
 }
-"""The last two are over classes that are frequent, or rare, among the aligned rows; they exist if
-`columns.rare_classes` is set."""
+"""`rmse`, `mae` and `r2` are of numbers. The last two are over classes that are frequent, or rare, among the aligned
+rows; they exist if `columns.rare_classes` is set."""
+
+
+def in_words(metric: Metric, value: float) -> str:
+    """A value with its unit: a share in percent, or a number with four digits."""
+    return f"{value:.1%}" if metric.share else f"{value:.4g}"
+
+
+OF_NUMBERS = (RMSE.name, "mae", "r2")
+"""The names of the scores of a number."""
 
 
 def described(metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
@@ -137,7 +166,9 @@ def described(metric: Metric, own_rows: bool = True, unseen: bool = False, teste
 
 
 def most_frequent(metric: Metric, own_rows: bool) -> str:
-    """The prediction whose accuracy is the chance level of a metric, as text."""
+    """The prediction whose accuracy, or error, is the chance level of a metric, as text."""
+    if metric.name == RMSE.name:
+        return "one's own mean" if metric.own and own_rows else "the mean"
     return "one's own most frequent class" if metric.own and own_rows else "the most frequent class"
 
 

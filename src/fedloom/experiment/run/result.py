@@ -3,14 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run import metrics
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, OWN, SCORES, Metric, parse, prepared
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OF_NUMBERS, OWN, SCORES, Metric, parse, prepared
 
 T = TypeVar("T")
 Final: TypeAlias = Mapping[tuple[str, str], float]
@@ -48,10 +57,16 @@ class Spread(FileSchema):
         return each
 
 
-def _accuracies(accuracy: T, own: T | None, eval_modes: Mapping[Metric, T]) -> dict[Metric, T]:
-    """All existing accuracies, the main one first."""
-    on_own = {} if own is None else {OWN: own}
-    return {**eval_modes, **on_own, GLOBAL: accuracy} if eval_modes else {GLOBAL: accuracy, **on_own}
+def _main_metrics(task: TaskKind, overall: T, own: T | None, eval_modes: Mapping[Metric, T]) -> dict[Metric, T]:
+    """The main metric of the task on all existing rows and modes, the most important first."""
+    on_test, on_own = MAIN[task]
+    owned = {} if own is None else {on_own: own}
+    return {**eval_modes, **owned, on_test: overall} if eval_modes else {on_test: overall, **owned}
+
+
+def _of_task(task: TaskKind, eval_modes: Mapping[Metric, T]) -> dict[Metric, T]:
+    """The same evaluation modes with the main metric of the task: files have the modes only."""
+    return {replace(mode, name=MAIN[task][1].name): value for mode, value in eval_modes.items()}
 
 
 class Traffic(FileSchema):
@@ -145,11 +160,15 @@ def _score(name: str) -> Metric:
     return metric
 
 
+def _eval_mode(metric: Metric) -> str:
+    return metric.eval_mode
+
+
 MetricText = Annotated[Metric, BeforeValidator(partial(_read, known=parse)), PlainSerializer(str)]
 """A metric; in files, its text."""
 ScoreName = Annotated[Metric, BeforeValidator(partial(_read, known=_score)), PlainSerializer(str)]
 """A score of the joint prediction; in files, its name."""
-EvalMode = Annotated[Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(attrgetter("eval_mode"))]
+EvalMode = Annotated[Metric, BeforeValidator(partial(_read, known=prepared)), PlainSerializer(_eval_mode)]
 """The accuracy on own rows in an evaluation mode; in files, the mode, with the suffix `training` for training clients
 where others are unseen."""
 
@@ -157,27 +176,37 @@ where others are unseen."""
 class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    A run in progress has no hashes. `client_scores` are for the horizontal setting: AUC,
-    balanced accuracy, loss (in nats) and calibration error of each client, on the global test set and on `own` rows.
-    `scores`, `alone` and `attacks` are for the vertical setting.
+    `local_steps` is the mean number of local optimizer steps of a training client, None where it is unknown;
+    `training_rows` the number of own rows of all clients that train. A run in progress has no hashes. `client_scores`
+    are for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of each client, on the
+    global test set and on `own` rows. `scores`, `alone` and `attacks` are for the vertical setting. Where the label is
+    a number (`task`), `rmse` and `own_rmse` take the place of accuracies, in the unit of the column `label`, also in
+    `eval_modes` and chance levels; `client_scores` are MAE and R².
     """
 
     name: str
     method: str
     title: str
+    paper: str = ""
     preset: str
     params: dict[str, Any] = {}
     seed: int
     rounds: int
     iterations: int
+    local_steps: float | None = None
+    training_rows: int | None = None
     dataset: str
     clients: int
     architectures: list[str] = []
     engine: EngineUsed | None
     pretrained: PretrainedUsed | None = None
     unseen: list[int] = []
-    accuracy: Spread
-    own_accuracy: Spread | None
+    task: TaskKind = "classes"
+    label: str = ""
+    accuracy: Spread | None = None
+    own_accuracy: Spread | None = None
+    rmse: Spread | None = None
+    own_rmse: Spread | None = None
     eval_modes: dict[EvalMode, Spread]
     client_scores: dict[str, Spread] = {}
     scores: dict[ScoreName, float] = {}
@@ -204,8 +233,15 @@ class RunSummary(FileSchema):
     validation: float = 0.0
     fedloom: str = ""
 
+    @field_validator("eval_modes", mode="after")
+    @classmethod
+    def _name_modes(cls, modes: dict[Metric, Spread], info: ValidationInfo) -> dict[Metric, Spread]:
+        return _of_task(info.data.get("task", "classes"), modes)
+
     @model_validator(mode="after")
     def _check_clients(self) -> "RunSummary":
+        if self.accuracy is None and self.rmse is None:
+            raise ValueError("must have accuracy or rmse")
         lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
         if not all(0 <= client < self.clients for clients in lists for client in clients):
             raise ValueError(f"client ids must be 0–{self.clients - 1}")
@@ -214,10 +250,32 @@ class RunSummary(FileSchema):
         return self
 
     @property
+    def overall(self) -> Spread:
+        """The main metric of the task on the global test set."""
+        found = self.accuracy or self.rmse
+        assert found is not None
+        return found
+
+    @property
+    def own(self) -> Spread | None:
+        """The main metric of the task on own test rows, if clients have such."""
+        return self.own_accuracy or self.own_rmse
+
+    @property
+    def on_test(self) -> Metric:
+        """What `overall` measures."""
+        return MAIN[self.task][0]
+
+    @property
+    def on_own(self) -> Metric:
+        """What `own` measures."""
+        return MAIN[self.task][1]
+
+    @property
     def accuracies(self) -> dict[Metric, Spread]:
-        """All existing accuracies, the main one first. With unseen clients, an evaluation mode is over these, and the
-        metrics of the group `training` over the others."""
-        return _accuracies(self.accuracy, self.own_accuracy, self.eval_modes)
+        """The main metric of the task on all existing rows and modes, the most important first. With unseen clients, an
+        evaluation mode is over these, and the metrics of the group `training` over the others."""
+        return _main_metrics(self.task, self.overall, self.own, self.eval_modes)
 
     @property
     def compared(self) -> dict[Metric, Spread]:
@@ -239,17 +297,17 @@ class RunSummary(FileSchema):
 
     def describe(self, metric: Metric) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
-        return metrics.described(metric, self.own_accuracy is not None, bool(self.unseen), self.tested)
+        return metrics.described(metric, self.own is not None, bool(self.unseen), self.tested)
 
     def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy."""
-        if not metric.own or self.own_accuracy is None:
+        if not metric.own or self.own is None:
             return self.chance
         return self.own_chances.get(metric.clients, self.own_chance)
 
     def most_frequent(self, metric: Metric) -> str:
         """The prediction of `chance_of`, as text."""
-        return metrics.most_frequent(metric, self.own_accuracy is not None)
+        return metrics.most_frequent(metric, self.own is not None)
 
 
 def over_clients(
@@ -265,36 +323,44 @@ def over_clients(
     return Spread(mean=float(np.mean(each)), std=float(np.std(each)), per_client=each, **known)
 
 
-def client_accuracies(
-    final: Final, names: Sequence[str], eval_modes: Iterable[str], unseen: Sequence[int]
+def over_groups(
+    final: Final, names: Sequence[str], eval_modes: Iterable[str], unseen: Sequence[int], task: TaskKind = "classes"
 ) -> dict[str, Any]:
-    """The accuracies of `RunSummary` for the horizontal setting, without and in each evaluation mode."""
-    modes = [replace(OWN, mode=eval_mode) for eval_mode in eval_modes]
+    """The main metrics of `RunSummary` for the horizontal setting, without and in each evaluation mode."""
+    on_test, own = MAIN[task]
+    modes = [replace(own, mode=eval_mode) for eval_mode in eval_modes]
     clients: dict[Metric, Sequence[int] | None] = dict.fromkeys(modes)
     if unseen:
         training = [i for i in range(len(names)) if i not in unseen]
         clients = {**dict.fromkeys(modes, unseen), **dict.fromkeys((mode.training for mode in modes), training)}
     found = {metric: over_clients(final, metric, names, of) for metric, of in clients.items()}
     return {
-        "accuracy": over_clients(final, GLOBAL, names),
-        "own_accuracy": over_clients(final, OWN, names),
+        on_test.name: over_clients(final, on_test, names),
+        f"own_{own.name}": over_clients(final, own, names),
         "eval_modes": {metric: spread for metric, spread in found.items() if spread is not None},
     }
 
 
-def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
+def joint_scores(
+    final: Final, names: Sequence[str], eval_modes: Sequence[str], task: TaskKind = "classes"
+) -> dict[str, Any]:
     """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties alone,
     and success of attacks."""
-    accuracy = final[GLOBAL.mean, ""]
+    main = MAIN[task][0]
+    reached = final[main.mean, ""]
     attacks: dict[str, dict[str, float]] = {}
     for (text, party), value in final.items():
         if party and (metric := parse(text)).name == ATTACK:
             attacks.setdefault(metric.mode, {})[party] = value
     return {
-        "accuracy": Spread(mean=accuracy, std=0.0, per_client=[accuracy]),
-        "own_accuracy": None,
+        main.name: Spread(mean=reached, std=0.0, per_client=[reached]),
+        f"own_{main.name}": None,
         "eval_modes": {},
-        "scores": {name: final[score.column, ""] for name, score in SCORES.items() if (score.column, "") in final},
+        "scores": {
+            name: final[score.column, ""]
+            for name, score in SCORES.items()
+            if (score.column, "") in final and (task == "classes" or name.name in OF_NUMBERS)
+        },
         "alone": {
             eval_mode: {
                 "test": over_clients(final, replace(GLOBAL, mode=eval_mode), names),
@@ -337,10 +403,14 @@ class MethodSummary(FileSchema):
 
     name: str
     method: str
+    paper: str = ""
     preset: str
     seeds: list[int]
-    accuracy: SeedSpread
-    own_accuracy: SeedSpread | None
+    task: TaskKind = "classes"
+    accuracy: SeedSpread | None = None
+    own_accuracy: SeedSpread | None = None
+    rmse: SeedSpread | None = None
+    own_rmse: SeedSpread | None = None
     scores: dict[ScoreName, SeedSpread] = {}
     alone: dict[str, SoloOverSeeds] = {}
     eval_modes: dict[EvalMode, SeedSpread]
@@ -352,10 +422,27 @@ class MethodSummary(FileSchema):
     seconds: float
     failures: int
 
+    @field_validator("eval_modes", mode="after")
+    @classmethod
+    def _name_modes(cls, modes: dict[Metric, SeedSpread], info: ValidationInfo) -> dict[Metric, SeedSpread]:
+        return _of_task(info.data.get("task", "classes"), modes)
+
+    @property
+    def overall(self) -> SeedSpread:
+        """The main metric of the task on the global test set."""
+        found = self.accuracy or self.rmse
+        assert found is not None
+        return found
+
+    @property
+    def own(self) -> SeedSpread | None:
+        """The main metric of the task on own test rows, if clients have such."""
+        return self.own_accuracy or self.own_rmse
+
     @property
     def accuracies(self) -> dict[Metric, SeedSpread]:
-        """All existing accuracies, the main one first."""
-        return _accuracies(self.accuracy, self.own_accuracy, self.eval_modes)
+        """As `RunSummary.accuracies`."""
+        return _main_metrics(self.task, self.overall, self.own, self.eval_modes)
 
 
 class PairedDifference(FileSchema):
@@ -385,7 +472,8 @@ class Comparison(FileSchema):
     """The content of `comparison.json`.
 
     `differences` are those of the main `metric`, `further` those of the other common metrics. Gains of networks are
-    over the method `gains_over`. `unseen` lists the unseen clients by seed.
+    over the method `gains_over`. `unequal` says what makes the comparison unfair. `unseen` lists the unseen clients
+    by seed.
     """
 
     title: str
@@ -397,8 +485,24 @@ class Comparison(FileSchema):
     differences: list[PairedDifference]
     further: dict[MetricText, list[PairedDifference]]
     lower_is_better: list[MetricText] = []
+    unequal: list[str] = []
     remarks: list[str] = []
     runs: list[ComparedRun]
+
+    @property
+    def task(self) -> TaskKind:
+        """What all methods predict."""
+        return self.methods[0].task
+
+    @property
+    def on_test(self) -> Metric:
+        """The main metric of the task on the global test set."""
+        return MAIN[self.task][0]
+
+    @property
+    def on_own(self) -> Metric:
+        """The main metric of the task on own test rows."""
+        return MAIN[self.task][1]
 
     @property
     def joint(self) -> bool:
@@ -429,15 +533,15 @@ class Comparison(FileSchema):
     def describe(self, metric: Metric) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
         unseen = any(mode.group for m in self.methods for mode in m.eval_modes)
-        return metrics.described(metric, any(m.own_accuracy for m in self.methods), unseen)
+        return metrics.described(metric, any(m.own for m in self.methods), unseen)
 
     def chance_of(self, metric: Metric) -> float | None:
         """The chance level of an accuracy, mean over methods."""
-        own = metric.own and any(m.own_accuracy for m in self.methods)
+        own = metric.own and any(m.own for m in self.methods)
         found = [m.own_chances.get(metric.clients, m.own_chance) if own else m.chance for m in self.methods]
         known = [chance for chance in found if chance is not None]
         return sum(known) / len(known) if known else None
 
     def most_frequent(self, metric: Metric) -> str:
         """The prediction of `chance_of`, as text."""
-        return metrics.most_frequent(metric, any(m.own_accuracy for m in self.methods))
+        return metrics.most_frequent(metric, any(m.own for m in self.methods))

@@ -32,6 +32,7 @@ from fedloom.experiment.run.live import Live, Stopped
 from fedloom.experiment.run.mistakes import check_replies, warnings
 from fedloom.experiment.run.privacy import CONTRIBUTIONS, privacy_notes
 from fedloom.experiment.run.record import Record, environment, refuse_extension, write_json
+from fedloom.experiment.run.result import RunSummary
 from fedloom.experiment.run.summary import partition, summarize, traffic
 from fedloom.experiment.run.trained import TrainedModels
 
@@ -91,8 +92,8 @@ class RunResult:
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients of the final accuracy on the global test set."""
-        return float(self.summary["accuracy"]["mean"])
+        """Mean over clients of the final accuracy on the global test set, or of the error of a number to predict."""
+        return float(RunSummary(**self.summary).overall.mean)
 
 
 class Session:
@@ -273,7 +274,12 @@ class Session:
             if evaluate:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
+        if evaluate and not stage:  # the round ended early, as when trees lack an owner
+            self._evaluate(t + 1, (t + 1) * step, stage)
         check_replies(plan, self.fed, failures)
+        if not stage and evaluate:  # a round in which nothing happens, such as one after the last step
+            stage = "round"
+            self._evaluate(t + 1, (t + 1) * step, stage)
         self._record_notes(t + 1, (t + 1) * step, stage, evaluate)
 
     def _should_save(self, milestone: bool) -> bool:

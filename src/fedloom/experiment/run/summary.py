@@ -61,6 +61,13 @@ def partition(plan: RunPlan) -> dict[str, Any]:
     }
 
 
+def _task(plan: RunPlan) -> dict[str, Any]:
+    """What a run predicts, where this is a number."""
+    if plan.data.target is None:
+        return {}
+    return {"task": "number", "label": plan.data.label}
+
+
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
     """The chance level on own rows over unseen, and over training clients; empty without unseen ones."""
     groups = {"unseen": plan.unseen, "training": plan.training} if plan.unseen else {}
@@ -81,6 +88,20 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
     elif norm is None and model in models.MODELS:
         norm = models.MODELS[model].norm
     return PretrainedUsed(digest=plan.pretrained, model=model, norm=norm, file=own.file)
+
+
+def _training(plan: RunPlan, rounds: int) -> dict[str, Any]:
+    """The training rows of all clients, and the mean local steps of one, where the rows are on this machine."""
+    held = [plan.contexts[i].data for i in plan.training]
+    rows = [len(own) for own in held if own is not None]
+    if len(rows) < len(held) or plan.method.setting == "vertical":
+        return {}
+    steps = [plan.cfg.local_steps_of(count) for count in rows]
+    known = [one for one in steps if one is not None]
+    if len(known) < len(steps):
+        return {"training_rows": sum(rows)}
+    share = plan.cfg.participants(len(rows)) / len(rows)
+    return {"training_rows": sum(rows), "local_steps": rounds * share * sum(known) / len(known)}
 
 
 def summarize(
@@ -108,17 +129,20 @@ def summarize(
         name=run.name or plan.method.name,
         method=plan.method.name,
         title=plan.method.title,
+        paper=plan.method.paper,
         preset=run.preset,
         params=cfg.model_dump(mode="json"),
         seed=run.seed,
         rounds=rounds,
         iterations=rounds * cfg.iterations_per_round,
+        **_training(plan, rounds),
         dataset=plan.data.name,
         clients=len(names),
         architectures=list(plan.architectures),
         engine=EngineUsed(requested=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
         pretrained=pretrained(plan),
         unseen=list(plan.unseen),
+        **_task(plan),
         **evaluation_of(plan).summarize(final, names, plan),
         privacy=privacy_spent(plan, record, names),
         **({"leaks": [MeasuredLeak(**asdict(one)) for one in leaks]} if run.evaluate.leaks else {}),
@@ -133,7 +157,7 @@ def summarize(
         seconds={"total": sum(record.seconds.values()), **record.seconds},
         failures=len(fed.failures),
         failure_reasons=dict(Counter(failure.reason for failure in fed.failures)),
-        public_sha256=plan.data.public_digest,
+        public_sha256=None if "raw rows" in plan.method.needs else plan.data.public_digest,  # these use none
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
         warnings=list(warnings),

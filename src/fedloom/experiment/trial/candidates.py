@@ -42,6 +42,10 @@ BATCHES: Final = 12
 """Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
 
 
+JOINT, OWN = "joint model", "own model"
+"""Evaluation modes of a party that mixes the model of all with one of its own rows."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to train.
@@ -140,6 +144,8 @@ def train(
     points: Sequence[int],
     seed: int,
     start: Callable[..., Engine],
+    *,
+    messages: bool = False,
 ) -> Iterator[Outputs]:
     """Train one candidate, and yield its outputs at each of `points`; those of a black box once.
 
@@ -151,6 +157,8 @@ def train(
         points: numbers of rounds after which parties are evaluated.
         seed: of initial weights and batches.
         start: makes the engine of the parties, with the seed.
+        messages: whether every party takes part, so that the ledger has all messages. Otherwise a method whose model
+            is that of pooled rows is trained on all rows at once.
     """
     if candidate.method in BLACK_BOXES:
         found = [_black_box(candidate.method, data, *parts, seed) for parts in zip(fitted, judged, strict=True)]
@@ -158,9 +166,12 @@ def train(
         return
     method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
+    if method.pooled and not messages:
+        yield _at_once(method, cfg, data, fitted, judged, seed, start)
+        return
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)
-    if "raw rows" in method.needs:  # these have no learning rate, and end by themselves
-        points = (-(-DEFAULT_ITERATIONS // cfg.iterations_per_round),)
+    if "raw rows" in method.needs:
+        points = (_rounds(cfg),)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
     pools = [[rows_of(data.x, data, part, "cpu", data.y) for part in sets] for sets in judged]
     for t in range(max(points)):
@@ -195,9 +206,11 @@ class CandidateTraining:
         judged: Sequence[Sequence[np.ndarray]],
         points: Sequence[int],
         seed: int,
+        *,
+        messages: bool = False,
     ) -> None:
         self.candidate = candidate
-        self._outputs = train(candidate, data, fitted, judged, points, seed, self._start)
+        self._outputs = train(candidate, data, fitted, judged, points, seed, self._start, messages=messages)
         self._lane: Lane[Outputs] | None = None
         self._engine: LockstepEngine | None = None
 
@@ -223,6 +236,59 @@ def advance(trainings: Sequence[CandidateTraining], *, together: bool) -> list[O
                 raise outcome
             found.append(outcome)
     return found
+
+
+def _rounds(cfg: Any) -> int:
+    """The rounds of a method of raw rows, which has no learning rate and ends by itself."""
+    found: int = -(-DEFAULT_ITERATIONS // cfg.iterations_per_round)
+    return found
+
+
+def _at_once(
+    method: Method,
+    cfg: Any,
+    data: Dataset,
+    fitted: Sequence[np.ndarray],
+    judged: Sequence[Sequence[np.ndarray]],
+    seed: int,
+    start: Callable[..., Engine],
+) -> Outputs:
+    """Train on the rows of all parties at once, and predict as each party would.
+
+    A method in which owners mix the model with one of their own gives two evaluation modes: `JOINT` and `OWN`.
+    """
+    pooled, server, fed = _federation(method, cfg, "", data, [np.concatenate(fitted)], seed, start)
+    rounds = _rounds(cfg)
+    for t in range(rounds):
+        fed.round = t
+        for _ in method.round(fed, server, (0,), cfg, t):
+            pass
+    parts = {JOINT: 0.0, OWN: 1.0} if getattr(cfg, "mix", 0) else {"": None}
+    found: dict[tuple[int, str], list[np.ndarray]] = {}
+    contexts = _contexts(data, fitted, seed)  # what a party computes from its own rows is kept by its context
+    for mode, own in parts.items():
+        setting = cfg if own is None else cfg.model_copy(update={"own": own})
+        parties = [method.client(setting, context) for context in contexts]
+        for party in parties:
+            for name in party.EXPORT:
+                setattr(party, name, getattr(pooled[0], name))
+        found[rounds, mode] = [
+            part
+            for party, sets in zip(parties, judged, strict=True)
+            for part in _probabilities(party, [rows_of(data.x, data, rows, "cpu", data.y) for rows in sets], "", {})
+        ]
+    return Outputs(found, None)
+
+
+def _contexts(data: Dataset, fitted: Sequence[np.ndarray], seed: int) -> list[ClientContext]:
+    """The contexts of parties that read raw rows."""
+    shared: dict[str, Any] = {"seed": seed, "parties": len(fitted), "classes": len(data.classes), **raw_columns(data)}
+    return [
+        ClientContext(
+            id=i, data=rows_of(data.x, data, rows, "cpu", data.y), neighbours=graphs.Others(len(fitted), i), **shared
+        )
+        for i, rows in enumerate(fitted)
+    ]
 
 
 def _federation(

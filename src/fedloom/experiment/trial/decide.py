@@ -1,23 +1,24 @@
 """Decisions: join, stay alone, no difference, or undecided.
 
 An owner's own rows give one-sided p-values, adjusted over owners by Y. Benjamini and Y. Hochberg's procedure (JRSS B
-57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own rows lean the
-same way, as one owner may differ from all others. The first that holds:
+57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own estimate lies
+on the same side, as one owner may differ from all others. The first that holds:
 
     same        |gain| < worth is shown by own rows, or has probability 0.975
     join        gain > 0 is shown by own rows
     alone       gain < worth is shown by own rows
-    join        by all: P(gain > 0) ≥ 0.975, P(gain > worth) ≥ 0.8, and own p(gain ≤ 0) ≤ 0.25
-    alone       by all: P(gain < worth) ≥ 0.975, and own p(gain ≥ worth) ≤ 0.25
+    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own gain > 0
+    alone       by all: P(gain < worth) ≥ 0.975, and own gain < worth
     undecided   otherwise
 
-With fewer than `FEWEST` units of a class nothing is said. Two owners have no others to learn from, so their own rows
+With fewer than `FEWEST` units of a class an owner is told so; if there are others, with the probabilities that their
+gains give for a further owner of so many rows. Two owners have no others to learn from, so their own rows
 decide alone.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -28,8 +29,9 @@ from fedloom.experiment.trial.sharing import share
 Decision: TypeAlias = Literal["join", "alone", "same", "undecided", "too few"]
 ALPHA = 0.025
 """One-sided error rate of a decision by own rows. Intervals cover 95 %, each on its own."""
-SURE, WORTHWHILE, LEAN = 0.975, 0.8, 0.25
-"""Probabilities that decide by all owners, and the p-value of own rows that must lean the same way."""
+SURE, GAINS, WORTHWHILE = 0.975, 0.95, 0.5
+"""Probabilities that decide by all owners: of no difference and of staying alone, of a gain, of a gain that is worth
+it."""
 FEWEST = 3
 """Units of a class below which nothing is said."""
 SHARING = 3
@@ -50,7 +52,8 @@ class OwnerVerdict:
         gain: the estimate from own rows; nan if it is not known.
         low, high: its 95 % interval (t).
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth) and P(|gain| < worth), given all owners' rows.
-        leaning: for an undecided owner, the decision of probability `LIKELY`; "" if there is none.
+        leaning: for an undecided owner, or one with too few rows, the decision of probability `LIKELY`; "" if there is
+            none.
         more_rows: for an undecided owner, rows in all with which the same gain would probably decide; None if there is
             no realistic number.
     """
@@ -68,6 +71,8 @@ class OwnerVerdict:
 
 
 NOTHING = OwnerVerdict("too few", "", math.nan, -math.inf, math.inf, math.nan, math.nan, math.nan)
+UNKNOWN = 1e3
+"""A standard error that tells nothing, of a gain of 0."""
 
 
 def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
@@ -84,7 +89,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
     from scipy import stats  # slow to import
 
     used = [owners[i] for i in told]
-    gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in used])
+    gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in owners])
     errors, freedom = standard_errors(used)
 
     def not_above(value: float) -> np.ndarray:
@@ -103,13 +108,22 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
         "alone": stats.false_discovery_control(stays),
     }
     heavier = errors * np.sqrt(freedom / np.maximum(freedom - 2, 0.5))  # the deviation of the t distribution
-    all_of_them = share(gains, heavier, rows, worth)
+    known, errors_of_all = np.zeros(len(owners)), np.full(len(owners), UNKNOWN)
+    known[told], errors_of_all[told] = gains, heavier
+    all_of_them = share(known, errors_of_all, rows, worth)
+    sharing = len(told) >= SHARING
     half = stats.t.ppf(1 - ALPHA, freedom) * errors
-    for j, i in enumerate(told):
+    for i in range(len(owners)):
         gain, more, inside = (
-            float(each[j]) for each in (all_of_them.above_zero, all_of_them.above_worth, all_of_them.within_worth)
+            float(each[i]) for each in (all_of_them.above_zero, all_of_them.above_worth, all_of_them.within_worth)
         )
-        sharing = len(told) >= SHARING
+        if i not in told:
+            if sharing:
+                verdicts[i] = replace(
+                    NOTHING, p_gain=gain, p_worth=more, p_same=inside, leaning=_leaning(gain, more, inside)
+                )
+            continue
+        j = told.index(i)
         decision: Decision = "undecided"
         by: Literal["own", "all", ""] = "own"
         if shown["same"][j] <= ALPHA:
@@ -120,9 +134,9 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
             decision = "join"
         elif shown["alone"][j] <= ALPHA:
             decision = "alone"
-        elif sharing and gain >= SURE and more >= WORTHWHILE and joins[j] <= LEAN:
+        elif sharing and gain >= GAINS and more >= WORTHWHILE and gains[j] > 0:
             decision, by = "join", "all"
-        elif sharing and 1 - more >= SURE and stays[j] <= LEAN:
+        elif sharing and 1 - more >= SURE and gains[j] < worth:
             decision, by = "alone", "all"
         else:
             by = ""

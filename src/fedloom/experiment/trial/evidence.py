@@ -6,11 +6,18 @@ is the score of federating minus that of training alone on the same rows, averag
 it is relative to the error alone. Its variance has two parts:
 
     rows      the variance of the mean of contributions: see `contributions`
-    repeats   the variance of one repeat, from the folds and from training, divided by C; and as much again times
-              `TRAINING`, because other rows would have given other models
+    pairs     what this misses. A row i that trains changes the loss of a row j that tests by about b(i, j), and to
+              first order b(i, j) = b(j, i), as for squared and log loss -2 r_i r_j x_i H^-1 x_j. Both happen in one
+              repeat if the two rows are in different folds, so the sum has 2 b(i, j), with twice the variance that
+              rows counted alone have. Redrawing folds parts a pair with probability q = (K - 1) / K, so that with
+              V, the variance over repeats of what pairs add to the rows' contributions, the rows miss
+              V ((K - 1) + 1 / C). More repeats do not remove the first part: no fold is needed for it.
 
-Both are known badly from few rows, so each is shrunk to the mean over owners, with the weight of `PRIOR` units (as G.
-K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004, does for variances of many small samples).
+V is estimated from the variance B of a repeat's gain, which pairs raise by 2 V. In the area under the curve also the
+meeting of rows in a fold, whose variance W over repeats of contributions counts twice what B has of it: with
+B = 2 V + M, W = V + 2 M. Both parts are known badly from few rows, so each is shrunk to the mean over owners, with the
+weight of `PRIOR` units (as G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004, does for
+variances of many small samples).
 """
 
 from collections.abc import Sequence
@@ -22,8 +29,6 @@ from fedloom.experiment.trial.contributions import CLASS_SCORES, contributions
 
 PRIOR = 4.0
 """Units of other owners that count in an owner's variance."""
-TRAINING = 1 / 3
-"""The share of one repeat's variance that more repeats do not remove."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +45,8 @@ class Evidence:
         floors: (S,) the least variance that so many rows of all owners could have shown, times that number of rows.
         units: (S,) number of units: rows, patients, windows of time.
         freedom: (S,) effective degrees of freedom.
-        between: the variance of one repeat; nan with one repeat.
+        pairs: V, what pairs of rows add to the contributions; nan with one repeat.
+        folds: K.
         repeats: C.
         rows: n.
         fewest: the number of units of the rarest class.
@@ -54,7 +60,8 @@ class Evidence:
     floors: np.ndarray
     units: np.ndarray
     freedom: np.ndarray
-    between: float
+    pairs: float
+    folds: int
     repeats: int
     rows: int
     fewest: int
@@ -80,23 +87,23 @@ def evidence(
         unit: (n,) rows of one value belong together; None: each row is a unit.
         priors: (C, n, K) shares of the classes in each row's training rows; None: see `contributions`.
     """
-    gains, pairs, parts = [], [], np.zeros(len(y))
+    gains, scores, of_repeats = [], [], []
     for c, (own, shared, fold) in enumerate(zip(alone, federated, folds, strict=True)):
         of_rows = None if priors is None else priors[c]
         one, u_one = contributions(metric, y, own, fold, of_rows)
         other, u_other = contributions(metric, y, shared, fold, of_rows)
         if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
             gains.append(1 - other / one)
-            parts += (other / one * u_one - u_other) / one / len(folds)
+            of_repeats.append((other / one * u_one - u_other) / one)
         else:
             gains.append(other - one)
-            parts += (u_other - u_one) / len(folds)
-        pairs.append((one, other))
+            of_repeats.append(u_other - u_one)
+        scores.append((one, other))
     classes = y if metric in CLASS_SCORES else np.zeros(len(y), np.int64)
     units = np.arange(len(y)) if unit is None else np.unique(unit, return_inverse=True)[1].reshape(-1)
     floor = {"accuracy": 1.0, "balanced accuracy": 1.0 / len(np.unique(y)) ** 2}.get(metric, 0.0)
-    strata, variances, counts, freedom, fewest = _variances(parts, classes, units)
-    first, second = np.mean(pairs, axis=0)
+    strata, variances, counts, freedom, fewest = _variances(np.mean(of_repeats, axis=0), classes, units)
+    first, second = np.mean(scores, axis=0)
     return Evidence(
         gain=float(np.mean(gains)),
         alone=float(first),
@@ -106,11 +113,23 @@ def evidence(
         floors=np.full(len(strata), floor),
         units=counts,
         freedom=freedom,
-        between=float(np.var(gains, ddof=1)) if len(gains) > 1 else np.nan,
+        pairs=_pairs(metric, gains, [np.bincount(units, parts) for parts in of_repeats]),
+        folds=len(np.unique(folds[0])),
         repeats=len(gains),
         rows=len(y),
         fewest=fewest,
     )
+
+
+def _pairs(metric: str, gains: Sequence[float], of_repeats: Sequence[np.ndarray]) -> float:
+    """V of the module: what pairs of units add to contributions, from each repeat's gain and contributions (units,)."""
+    if len(gains) < 2:
+        return np.nan
+    whole = float(np.var(gains, ddof=1))
+    if metric != "auc":
+        return whole / 2
+    within = float(np.var(of_repeats, axis=0, ddof=1).sum())
+    return (whole - within / 2) / 1.5
 
 
 def _variances(
@@ -149,13 +168,13 @@ def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]
         shrunk = (PRIOR * shared + one.freedom * one.variances) / (PRIOR + one.freedom) / one.units
         rows[i] = shrunk.sum()
         freedom[i] = rows[i] ** 2 / (np.square(shrunk) / (PRIOR + one.freedom)).sum()
-    repeats = np.array([one.repeats for one in owners])
-    between = np.array([one.between for one in owners])
-    known = np.isfinite(between)
-    ratio = between[known].sum() / rows[known].sum() if known.any() else 0.0
+    repeats, folds = np.array([one.repeats for one in owners]), np.array([one.folds for one in owners])
+    pairs = np.array([one.pairs for one in owners])
+    known = np.isfinite(pairs)
+    ratio = max(0.0, pairs[known].sum() / rows[known].sum()) if known.any() else 0.0
     seen = np.where(known, repeats - 1, 0)
-    training = (seen * np.where(known, between, 0.0) + PRIOR * ratio * rows) / (seen + PRIOR)
-    return np.sqrt(rows + (1 / repeats + TRAINING) * training), freedom
+    shrunken = np.maximum((seen * np.where(known, pairs, 0.0) + PRIOR * ratio * rows) / (seen + PRIOR), 0.0)
+    return np.sqrt(rows + (folds - 1 + 1 / repeats) * shrunken), freedom
 
 
 def _common(owners: Sequence[Evidence], stratum: int) -> float:

@@ -21,7 +21,18 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedloom.core.fixed_point import threshold
-from fedloom.core.page import ClientContext, Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
+from fedloom.core.page import (
+    EVERY_TASK,
+    ClientContext,
+    Federation,
+    Guarantee,
+    Method,
+    ModelError,
+    Party,
+    Shape,
+    Template,
+    Tree,
+)
 from fedloom.methods import steps
 from fedloom.methods.averaging import private, shares
 
@@ -141,6 +152,7 @@ FEDAVG = Method(
     client=FedAvgClient,
     server=FedAvgServer,
     fixed={"finetune_epochs": 0},
+    tasks=EVERY_TASK,
     needs=("one network",),
     linear=True,
 )
@@ -161,6 +173,8 @@ METHODS = (
         title="FedAvg from the server's pretrained model, which it broadcasts",
         paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
+        tasks=("classes",),
+        only_classes="its server's model is pretrained on classes",
         needs=("one network", "pretrained server model"),
     ),
 )

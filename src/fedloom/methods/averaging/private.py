@@ -155,7 +155,7 @@ def clipped_sum(party: Party[PrivateTraining], names: Sequence[str], which: Tens
     total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
     for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
         x, y = party.data.x(some), party.data.y(some)
-        rows = party.row_gradients(partial(steps.cross_entropy, party), x, y, of=names)
+        rows = party.row_gradients(partial(steps.label_loss, party), x, y, of=names)
         each = torch.cat([rows[k].flatten(1) for k in names], 1).double()
         total += clipped_rows(each, party.cfg.dp.clip).sum(0)
     return total

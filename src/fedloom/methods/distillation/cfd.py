@@ -51,7 +51,7 @@ from fedloom.core.page import (
 )
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
 
 
@@ -164,7 +164,7 @@ class CFDClient(Party[CFDConfig]):
     def local_train(self, *, t: int) -> None:
         """Round t's τ steps on CE(y, p_n)."""
         batches = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
-        self.train(partial(cross_entropy, self), batches)
+        self.train(partial(label_loss, self), batches)
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         """The answer to the public batch; see `encode_answer`."""
@@ -316,6 +316,7 @@ METHODS = (
         title="Distillation through the server's own model, with soft labels in few bits",
         paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated Distillation via "
         "Soft-Label Quantization and Delta Coding",
+        only_classes="it codes the probabilities of classes",
         family="distillation",
         config=CFDConfig,
         round=round,

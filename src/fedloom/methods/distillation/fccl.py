@@ -41,7 +41,7 @@ Differs:
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Protocol, final
 
 import torch
 from pydantic import Field
@@ -49,10 +49,21 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Federation, Kinds, Method, Party, Template, Tree, kl, map_tensors
+from fedloom.core.page import (
+    Adam,
+    ClientContext,
+    Federation,
+    Kinds,
+    Method,
+    Party,
+    Template,
+    Tree,
+    kl,
+    map_tensors,
+)
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 
 EPS = 1e-5
 """Added to a variance before it divides."""
@@ -168,7 +179,7 @@ def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
     """Steps of cross-entropy on own rows; the state `pretrained` after them."""
     cfg = client.cfg
     for k in range(cfg.pretrain_steps):
-        client.train(partial(cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
+        client.train(partial(label_loss, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
     weights: Any = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
     return {"done": True, **map_tensors(torch.clone, weights)}  # type: ignore[dict-item]
 
@@ -197,7 +208,36 @@ def correlation_loss(f: Tensor, mean: Tensor, off_diagonal: float) -> Tensor:
     return torch.where(same, (c - 1).square(), off_diagonal * (c + 1).square()).sum()
 
 
-def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int) -> Iterator[str]:
+class Exchanging(Protocol):
+    """Settings of a round's exchanges, as `FCCLConfig` describes them."""
+
+    KIND: ClassVar[Kinds]
+    tau: int
+    clients_per_round: int | None
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether there is a transfer stage."""
+
+    def answer_template(self, classes: int) -> Template:
+        """Template of a client's answer on a batch."""
+
+
+class Translator(Protocol):
+    """A server that reads clients' answers and writes their mean, as `FCCLServer` does."""
+
+    @property
+    def context(self) -> ClientContext:
+        """The number of classes, among others."""
+
+    def read(self, n: int, answer: Any) -> Tree:
+        """The numbers of an answer."""
+
+    def write(self, mean: Any) -> Tree:
+        """The encoded mean."""
+
+
+def round(fed: Federation, server: Translator, clients: Sequence[int], cfg: Exchanging, t: int) -> Iterator[str]:
     """One round, also of FCCL+: the private stage, then τ exchanges among the clients that completed it."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     trained = fed.call(chosen, "local_train", shared={"t": t})
@@ -205,10 +245,10 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
     if not cfg.exchanges:
         return
     answer = cfg.answer_template(server.context.classes)
-    how = {"expect": answer, "read": server.read, "kind": cfg.KIND, "min_replies": 2}
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        if (mean := fed.mean(trained, "predict", shared=batch, **how)) is not None:
+        mean = fed.mean(trained, "predict", shared=batch, expect=answer, read=server.read, kind=cfg.KIND, min_replies=2)
+        if mean is not None:
             fed.call(mean.ids, "distil", shared={**batch, "mean": server.write(mean.value)})
     yield "transfer"
 
@@ -218,6 +258,7 @@ METHODS = (
         name="fccl",
         title="Cross-correlation with the mean logits; regularized by previous and pretrained model",
         paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
+        only_classes="it correlates the logits of classes",
         family="distillation",
         config=FCCLConfig,
         round=round,

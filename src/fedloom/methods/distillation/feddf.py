@@ -37,9 +37,9 @@ from typing import Any, TypeAlias, final
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.core.page import (
+    EVERY_TASK,
     Adam,
     Aggregator,
     ClientContext,
@@ -49,13 +49,13 @@ from fedloom.core.page import (
     Network,
     Party,
     Shape,
+    Task,
     Tree,
-    kl,
     map_tensors,
 )
 from fedloom.methods.distillation import trust
 from fedloom.methods.distillation.steps import TrainingConfig
-from fedloom.methods.steps import cross_entropy
+from fedloom.methods.steps import label_loss
 
 Model: TypeAlias = dict[str, dict[str, Tensor]]
 """The `weights` and the `statistics` of a network, by name, as they are sent."""
@@ -103,7 +103,7 @@ class FedDFClient(Party[TrainingConfig]):
     def update(self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Tree]:
         """τ steps on own rows, from the group's model."""
         set_model(self.net, weights, statistics)
-        self.train(partial(cross_entropy, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
+        self.train(partial(label_loss, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
         return {**model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -145,14 +145,15 @@ class FedDFServer(trust.TrustingServer[FedDFConfig]):
         """Distil the ensemble into the model of each group, on the public batches of round t."""
         numbers, batches = distinct_rows(self, t)
         x, f, losses = self.public_set.rows.x(numbers), torch.stack([*logits.values()]), []
+        task = self.context.task
         if self.cfg.trust == "uniform":
-            target = F.softmax(self.context.aggregator.combine(list(f), kind="logits"), -1)
+            target = task.soft(self.context.aggregator.combine(list(f), kind="logits"))
         else:
-            target, _ = trust.average(self, list(logits), lambda: numbers, F.softmax(f, -1), f)
+            target, _ = trust.average(self, list(logits), lambda: numbers, task.soft(f), f)
         models: dict[str, Any] = {}
         for g, network in group_networks(self).items():
             set_model(network, **self.models[g])
-            losses.append(distil(network, x, target, batches))
+            losses.append(distil(task, network, x, target, batches))
             models[g] = map_tensors(torch.clone, model_of(network))
         self.models = models
         self.note("distillation loss", torch.stack(losses).mean())
@@ -185,11 +186,11 @@ def group_networks(server: Party[FedDFConfig]) -> dict[str, Network]:
     return {str(g): Network(make().to(device), Adam(rate)) for g, make in enumerate(server.context.group_networks)}
 
 
-def distil(network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tensor:
+def distil(task: Task, network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tensor:
     """One step towards the target (n, K) on each batch (S, B) of numbers of rows x (n, ...); the last loss ()."""
 
     def loss(rows: Tensor) -> Tensor:
-        return kl(target[rows], network(x[rows]))
+        return task.distill(target[rows], network(x[rows]))
 
     return [network.minimize(loss, rows) for rows in batches][-1]
 
@@ -315,6 +316,7 @@ FEDDF = Method(
     client=FedDFClient,
     server=FedDFServer,
     presets=trust.PRESETS,
+    tasks=EVERY_TASK,
     needs=("public rows", "public rows at the server", "architecture groups"),
 )
 

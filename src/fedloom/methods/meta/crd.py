@@ -1,7 +1,7 @@
 """Contrastive representation distillation: two networks' features of one row against the features of other classes.
 
-Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020; section V of AugFL, whose
-negative pairs are rows of different classes. Both networks' features are mapped to unit vectors of one width. An anchor
+Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020; section V of AugFL, where
+any two different rows are a negative pair. Both networks' features are mapped to unit vectors of one width. An anchor
 is compared with the other network's vectors of all n rows, which two banks store:
 
     e = exp(<anchor, bank row> / τ) / Z,    h = e / (e + N / n),    -E log h - N E log(1 - h)
@@ -12,6 +12,7 @@ batch's e, the loss begins near log N + 1 for each network; without it, at τ = 
 The state has `maps` and `banks` by network, and `z`, log Z by network, empty until the first batch.
 
 Differs:
+    Negative rows are those of other classes, which uses the server's labels; the paper's are all with i ≠ j.
     All negative rows are scored at once by one product, where the paper draws N of them for each anchor: the sum over
         the draws is replaced by its expectation.
     The maps learn by plain gradient descent. The authors' code has momentum, but resets it in every round.

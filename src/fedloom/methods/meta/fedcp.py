@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
+from fedloom.core.page import EVERY_TASK, SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import features, steps
 from fedloom.methods.features import HEAD, Features, linear
 from fedloom.methods.meta.steps import MetaConfig
@@ -160,7 +160,7 @@ class FedCPClient(Party[FedCPConfig]):
             noise: (n, 2, d) of the policy, or none.
         """
         h = self.model(x)
-        each = F.cross_entropy(logits(self.live, h, v, self.cfg.tau, noise), y, reduction="none")
+        each = self.context.task.loss(logits(self.live, h, v, self.cfg.tau, noise), y, "none")
         loss = (each * weight).sum()
         return loss + self.cfg.lam * mmd(h, before, weight) if self.cfg.lam else loss
 
@@ -219,6 +219,7 @@ METHODS = (
         round=round,
         client=FedCPClient,
         server=FedCPServer,
+        tasks=EVERY_TASK,
         needs=("one network",),
     ),
 )

@@ -23,7 +23,7 @@ from typing import final
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
+from fedloom.core.page import EVERY_TASK, SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.meta.steps import Hessian, MetaConfig, meta_gradient
 
@@ -82,7 +82,7 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     def setup(self) -> None:
         """The initial weights."""
-        self.weights = steps.trainable_weights(self.context.build())
+        self.weights = steps.trainable_weights(self.context.build(), self.context.device)
 
 
 def round(
@@ -108,6 +108,7 @@ METHODS = (
         round=round,
         client=PerFedAvgClient,
         server=PerFedAvgServer,
+        tasks=EVERY_TASK,
         needs=("one network",),
     ),
 )

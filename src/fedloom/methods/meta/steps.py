@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.page import MethodConfig, Party
 from fedloom.methods.settings import Adaptation
-from fedloom.methods.steps import AdaptSteps, eval_modes, weighted_cross_entropy
+from fedloom.methods.steps import AdaptSteps, eval_modes, weighted_loss
 
 Hessian: TypeAlias = Literal["exact", "fd", "fd_normalized", "first_order"]
 """How a Hessian-vector product is computed: exactly, by a second backward pass; by a central difference of gradients
@@ -47,7 +47,7 @@ def meta_gradient(
 ) -> dict[str, Tensor]:
     """The gradient by name of L(θ - α ∇L(θ, D^s), D^q) at θ = `weights`: r - α ∇²L(θ, D^s) r.
 
-    L is `weighted_cross_entropy`, D^s and D^q are the support and the query half. The cost in gradient evaluations is 4
+    L is `weighted_loss`, D^s and D^q are the support and the query half. The cost in gradient evaluations is 4
     by differences, 2 in first order, and 2 plus a second backward pass if exact.
 
     Args:
@@ -56,7 +56,7 @@ def meta_gradient(
         hvp: how ∇²L(θ, D^s) r is computed.
         delta: distance of the two gradients of a difference (δ).
     """
-    loss, alpha, support = partial(weighted_cross_entropy, party), party.cfg.alpha, party.context.support
+    loss, alpha, support = partial(weighted_loss, party), party.cfg.alpha, party.context.support
     product = None
     if hvp == "exact":
         _, s, product = party.curvature_at(weights, loss, *support)
@@ -74,7 +74,7 @@ def hvp_by_difference(
     party: Party[object], weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
 ) -> dict[str, Tensor]:
     """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ by name at θ = `weights`, with δ over the norm of r if `unit`."""
-    loss, step = partial(weighted_cross_entropy, party), delta / (norm_of(r).clamp_min(1e-12) if unit else 1.0)
+    loss, step = partial(weighted_loss, party), delta / (norm_of(r).clamp_min(1e-12) if unit else 1.0)
     ahead, behind = (
         party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *party.context.support)[1]
         for sign in (1, -1)

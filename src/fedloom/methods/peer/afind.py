@@ -53,7 +53,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.core.page import EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 from fedloom.protect.privacy import clipped_tree, noisy
@@ -202,6 +202,7 @@ AFIND_PLUS = Method(
         "cheap": {"threshold": "calibrated", "mode": "cheap"},
         "anchored": {"threshold": "anchored", "mode": "cheap"},
     },
+    tasks=EVERY_TASK,
     needs=("one network",),
     quadratic=True,
 )

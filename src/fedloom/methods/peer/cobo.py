@@ -38,7 +38,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Aggregator, Federation, Method, MethodError, Party, Template, Tree
+from fedloom.core.page import EVERY_TASK, Aggregator, Federation, Method, MethodError, Party, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
@@ -98,7 +98,7 @@ class CoboPeer(Party[CoboConfig]):
         x, y = self.sample_batch(t, size=self.cfg.batch_size)
         with self.scratch():
             steps.set_weights(self, {k: (a + other[k]) / 2 for k, a in own.items()})
-            return self.gradient(partial(steps.cross_entropy, self), x, y, of=list(own))[1]
+            return self.gradient(partial(steps.label_loss, self), x, y, of=list(own))[1]
 
     def judge(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """w_ij <- clip(w_ij + γ ⟨g_i, g_j⟩, 0, 1) for each neighbour that replied."""
@@ -137,7 +137,7 @@ class CoboPeer(Party[CoboConfig]):
     def update(self, *, t: int) -> None:
         """`epochs` on f_i(x) + ρ/2 Σ_k w_ik |x - x_k|²."""
         steps.reset_optimizer(self)
-        loss = partial(self.pulled_loss, self.target) if self.target else partial(steps.cross_entropy, self)
+        loss = partial(self.pulled_loss, self.target) if self.target else partial(steps.label_loss, self)
         for n, names in steps.local_epochs(self, t):
             self.train(loss, self.epochs(n, size=self.cfg.batch_size), only=names)
         self.target = {}
@@ -151,7 +151,7 @@ class CoboPeer(Party[CoboConfig]):
         live = self.live
         distance = torch.stack([(live[k] - mean).square().sum() for k, mean in target["weights"].items()]).sum()
         pull: Tensor = self.cfg.rho / 2 * target["mass"] * distance
-        return steps.cross_entropy(self, x, y) + pull
+        return steps.label_loss(self, x, y) + pull
 
 
 # -- the equations ------------------------------------------------------------------------------------
@@ -224,6 +224,7 @@ METHODS = (
         round=round,
         client=CoboPeer,
         presets={"cosine": {"similarity": "cosine", "gamma": 0.5, "pairs": "all"}},
+        tasks=EVERY_TASK,
         needs=("one network",),
     ),
 )

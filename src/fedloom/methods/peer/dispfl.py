@@ -38,7 +38,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.page import EVERY_TASK, Federation, Method, Shape, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 from fedloom.protect import labels
@@ -93,7 +93,7 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
         masks = {k: self.mask.get(k, torch.ones_like(w, dtype=torch.bool)) for k, w in self.params.items()}
         for n, names in epochs:
             batches = self.epochs(n, size=self.cfg.batch_size)
-            self.train(partial(steps.cross_entropy, self), batches, only={k: masks[k] for k in names or masks})
+            self.train(partial(steps.label_loss, self), batches, only={k: masks[k] for k in names or masks})
 
     def update(self, *, t: int) -> None:
         """Local training within the mask."""
@@ -126,7 +126,7 @@ class DisPFLPeer(selection.SelectingPeer[DisPFLConfig]):
             return
         with self.scratch():
             x, y = self.sample_batch(t, size=self.cfg.batch_size)
-            _, gradient = self.gradient(partial(steps.cross_entropy, self), x, y, of=names)
+            _, gradient = self.gradient(partial(steps.label_loss, self), x, y, of=names)
         mask = {k: renewed_mask(m, self.params[k], gradient[k], rate) for k, m in self.mask.items()}
         changed = sum((mask[k] != m).sum() for k, m in self.mask.items())
         self.note("updated mask entries", changed / 2)
@@ -265,6 +265,7 @@ DISPFL = Method(
     config=DisPFLConfig,
     round=round,
     client=DisPFLPeer,
+    tasks=EVERY_TASK,
     needs=("one network",),
 )
 

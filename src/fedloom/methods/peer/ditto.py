@@ -31,7 +31,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.core.page import EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 
@@ -101,7 +101,7 @@ class DittoPeer(selection.SelectingPeer[DittoConfig]):
     def proximal_loss(self, shared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """F_i(v) + λ/2 |v - w|² () on x (B, ...), y (B,), at the network's weights v."""
         distance = torch.stack([(v - shared[k]).square().sum() for k, v in self.live.items()]).sum()
-        return steps.cross_entropy(self, x, y) + self.cfg.lam / 2 * distance
+        return steps.label_loss(self, x, y) + self.cfg.lam / 2 * distance
 
     def load_personal(self) -> None:
         """Load the personal model into the network."""
@@ -148,6 +148,7 @@ DITTO = Method(
     config=DittoConfig,
     round=round,
     client=DittoPeer,
+    tasks=EVERY_TASK,
     needs=("one network",),
 )
 

@@ -40,7 +40,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import ClientContext, Federation, Method, Party, Shape, Template, Tree, weighted_mean
+from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Method, Party, Shape, Template, Tree, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import held_out, mixing
 
@@ -223,6 +223,7 @@ METHODS = (
         config=DpflConfig,
         round=round,
         client=DpflPeer,
+        tasks=EVERY_TASK,
         needs=("one network",),
     ),
 )

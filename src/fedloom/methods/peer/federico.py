@@ -38,9 +38,8 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party, Tree, epoch_plan
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Tree, epoch_plan
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
@@ -97,8 +96,8 @@ class FedericoPeer(Party[FedericoConfig]):
                 self.minimize(self.weighted_loss, x, y, w, only=names)
 
     def weighted_loss(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        """Mean () of w (B,) times the cross-entropy on x (B, ...), y (B,)."""
-        return (w * F.cross_entropy(self.model(x), y, reduction="none")).mean()
+        """Mean () of w (B,) times the loss on x (B, ...), y (B,)."""
+        return (w * self.context.task.loss(self.model(x), y, "none")).mean()
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own shared weights."""
@@ -138,7 +137,7 @@ class FedericoPeer(Party[FedericoConfig]):
         for weights in models:
             with self.scratch():
                 steps.set_weights(self, weights)
-                losses.append(F.cross_entropy(self.infer(x), y, reduction="none"))
+                losses.append(self.context.task.loss(self.infer(x), y, "none"))
         return torch.nan_to_num(torch.stack(losses), nan=WORST).clamp(max=WORST)
 
     def update_mixture(self, ids: Sequence[int], losses: Tensor) -> None:
@@ -194,6 +193,7 @@ METHODS = (
         config=FedericoConfig,
         round=round,
         client=FedericoPeer,
+        tasks=EVERY_TASK,
         needs=("one network",),
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from pydantic import Field
 
-from fedloom.core.page import Federation, Guarantee, Method, Party, Tree
+from fedloom.core.page import EVERY_TASK, Federation, Guarantee, Method, Party, Tree
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
 from fedloom.methods.peer import mixing
@@ -92,6 +92,7 @@ GOSSIP = Method(
     config=GossipConfig,
     round=round,
     client=GossipPeer,
+    tasks=EVERY_TASK,
     needs=("one network",),
     linear=True,
 )

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.core.page import Party, Tree, epoch_plan
 from fedloom.methods import steps
@@ -38,15 +37,15 @@ def train_kept(party: Party[HoldingOut], epochs: Iterable[steps.Epoch]) -> None:
     kept = training_and_held_out(party)[0]
     for n, names in epochs:
         plan = epoch_plan(party.stream("batches", n), len(kept), 1, party.cfg.batch_size)
-        party.train(partial(steps.cross_entropy, party), party.data.batches(kept[plan]), only=names)
+        party.train(partial(steps.label_loss, party), party.data.batches(kept[plan]), only=names)
 
 
 def validation_loss(party: Party[HoldingOut], model: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross-entropy () of shared weights on the held-out rows, in evaluation mode, with the own head."""
+    """Mean loss () of shared weights on the held-out rows, in evaluation mode, with the own head."""
     held = training_and_held_out(party)[1]
     with party.scratch():
         steps.set_weights(party, model)
-        return F.cross_entropy(party.infer(party.data.x(held)), party.data.y(held))
+        return party.context.task.loss(party.infer(party.data.x(held)), party.data.y(held))
 
 
 def prepare(party: Party[HoldingOut], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:

@@ -28,9 +28,8 @@ from typing import Any, final
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party, Tree
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Tree
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
@@ -96,7 +95,7 @@ class PensPeer(Party[PensConfig]):
         with self.scratch():
             for n, reply in enumerate(inbox.values()):
                 steps.set_weights(self, reply["weights"])
-                losses[n] = F.cross_entropy(self.infer(x), y)
+                losses[n] = self.context.task.loss(self.infer(x), y)
         return losses
 
     # -- stage 2 -----------------------------------------------------------------------------------
@@ -157,6 +156,7 @@ METHODS = (
         config=PensConfig,
         round=round,
         client=PensPeer,
+        tasks=EVERY_TASK,
         needs=("one network",),
     ),
 )

@@ -283,7 +283,7 @@ def proxy(party: Party[SelectionConfig], t: int) -> tuple[Tensor, Tensor]:
     row would move the gradients of all others, which clipping does not bound.
     """
     cfg, names = party.cfg, proxy_names(party.params)
-    loss_of = partial(steps.cross_entropy, party)
+    loss_of = partial(steps.label_loss, party)
     x, y = party.sample_batch(t, size=cfg.probe_rows)
     with party.scratch():
         loss, gradients = party.gradient(loss_of, x, y, of=names)
@@ -335,7 +335,7 @@ def probe_loss(party: Party[SelectionConfig], t: int) -> Tensor:
     """F () at the party's current weights, on the rows of the proxy."""
     x, y = party.sample_batch(t, size=party.cfg.probe_rows)
     with party.scratch(), torch.no_grad():
-        return steps.cross_entropy(party, x, y)
+        return steps.label_loss(party, x, y)
 
 
 def mixing_shares(

@@ -1,19 +1,29 @@
 """What owners and server compute for exact linear models: sums over rows as integers, and Newton's steps.
 
 Each row's part of a sum is rounded to a whole number of steps of 2^-bits before it is added, so that a sum has the same
-bits however rows are split over owners. `bits` leave room for the largest possible sum, n, below 2^62: columns are
-standardized, so that the sum of |z_i z_j| over n rows is at most n.
+bits however rows are split over owners. `bits` leave room for the largest possible sum below 2^62. Columns are
+standardized, so that the sum of |z_i z_j| over n rows is at most n; where rows have weights without a bound, their
+largest parts are counted by exponent first (`reach`).
 """
 
 from typing import Final
 
 import numpy as np
 
+from fedloom.methods.tables import steps
 from fedloom.trees.exact import exp
 
 LARGEST: Final = 62
 """No sum reaches 2^62."""
+SMALL_STEP: Final = 1e-9
+"""A step below this, of coefficients of standardized columns, is the last."""
+NOT_UNIQUE: Final = (
+    "no unique coefficients: columns are collinear, or separate the classes; leave a column out with data.drop, or set "
+    "params.l2 above 0"
+)
 _FARTHEST: Final = 40.0
+FARTHEST_MEAN: Final = 60.0
+"""A row whose mean would be above e^60 or below e^-60 has no bound: the step was too long."""
 
 
 def bits_for(rows: int, most: int = 1) -> int:
@@ -28,24 +38,19 @@ def added(parts: np.ndarray, bits: int) -> np.ndarray:
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
-    """How many float32 numbers of each column of x (n, p) have each exponent, (p, 256) int64: those of place e > 1 are
-    below 2^(e - 127) and not below half of it; those of place 1 are smaller, and those of place 0 are 0."""
-    place = np.where(x == 0, 0, (np.frexp(x)[1] + 127).clip(1, 255))
-    return np.stack([np.bincount(column, minlength=256) for column in place.T]).astype(np.int64)
+    """How many numbers of each column of x (n, p) have each exponent, (p, 256) int64: see `steps.exponents`."""
+    return np.array([steps.exponents(column) for column in x.T], np.int64).reshape(-1, 256)
 
 
 def largest_exponents(counts: np.ndarray) -> np.ndarray:
     """(p,) int64 the e with |x| < 2^e for all numbers of a column, from the summed `exponents`."""
-    return np.array([np.flatnonzero(row)[-1] - 127 if row.any() else 0 for row in counts], np.int64)
+    return np.array([steps.largest_exponent(row) for row in counts], np.int64)
 
 
 def probabilities(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
     """Probabilities (K, n) from standardized columns with an intercept z (n, p) and coefficients (K - 1, p); the first
     class has 0."""
-    scores = np.zeros((len(beta) + 1, len(z)))
-    for k, own in enumerate(beta, 1):
-        for j, b in enumerate(own):  # a sum in a fixed order
-            scores[k] += b * z[:, j]
+    scores = np.stack([np.zeros(len(z)), *(predictor(z, own) for own in beta)])
     e = exp(np.maximum(scores - scores.max(0), -_FARTHEST))
     total = e[0].copy()
     for row in e[1:]:
@@ -54,49 +59,97 @@ def probabilities(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
     return p
 
 
-def derivatives(z: np.ndarray, y: np.ndarray, beta: np.ndarray, rows: int) -> np.ndarray:
-    """The log-likelihood, its gradient and its negative Hessian over own rows, in one vector of integers: see `opened`.
+def likelihood(
+    family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each row's log-likelihood (n,), its derivatives (k, n) by the k linear predictors, and its negative second
+    derivatives (k, k, n).
 
     Args:
+        family: "classes", the first of which has the predictor 0; "normal" with variance 1, without its constant; or
+            "poisson" with the logarithm as link.
         z: (n, p) standardized columns with an intercept.
-        y: (n,) labels.
-        beta: (K - 1, p).
-        rows: of all owners.
+        y: (n,) labels, or numbers.
+        beta: (k, p).
     """
-    p = probabilities(z, beta)
-    bits, K = bits_for(rows), len(p)
-    own = np.take_along_axis(p, y[None], 0)[0]
-    parts = [added(np.log(own), bits_for(rows, 64))[None]]
-    parts += [added(z * ((y == k) - p[k])[:, None], bits) for k in range(1, K)]
-    for k in range(1, K):
-        for m in range(k, K):
-            weighted = z * (p[k] * ((k == m) - p[m]))[:, None]
-            parts += [added(z[:, [i]] * weighted[:, i:], bits) for i in range(z.shape[1])]
+    if family == "classes":
+        p, k = probabilities(z, beta), len(beta)
+        own, rest = np.take_along_axis(p, y[None], 0)[0], p[1:]
+        weight = rest * (np.eye(k)[:, :, None] - rest[:, None])
+        return np.log(own), (y == np.arange(1, k + 1)[:, None]) - rest, weight
+    from scipy.special import gammaln  # slow to import
+
+    eta = predictor(z, beta[0])
+    if family == "normal":
+        return -0.5 * (y - eta) ** 2, (y - eta)[None], np.ones((1, 1, len(y)))
+    mu = exp(eta.clip(-FARTHEST_MEAN, FARTHEST_MEAN))
+    return y * eta - mu - gammaln(y + 1), (y - mu)[None], mu[None, None]
+
+
+def predictor(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """The linear predictor (n,) of columns z (n, p) with coefficients (p,), added in a fixed order."""
+    eta = np.zeros(len(z))
+    for j, b in enumerate(beta):
+        eta += b * z[:, j]
+    return eta
+
+
+def derivatives(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bits: int) -> np.ndarray:
+    """The log-likelihood, its gradient and its negative Hessian over own rows, in one vector of integers in steps of
+    2^-bits: see `likelihood` and `opened`."""
+    value, slope, weight = likelihood(family, z, y, beta)
+    parts = [added(value, bits)[None], *(added(z * own[:, None], bits) for own in slope)]
+    for a, b in zip(*np.triu_indices(len(beta)), strict=True):
+        weighted = z * weight[a, b][:, None]
+        parts += [added(z[:, [i]] * weighted[:, i:], bits) for i in range(z.shape[1])]
     return np.concatenate(parts)
 
 
-def size(columns: int, classes: int) -> int:
-    """The length of the vector of `derivatives`."""
-    k = classes - 1
+def reach(largest: np.ndarray) -> np.ndarray:
+    """How many rows have a largest part (n,) of each exponent, (256,) int64."""
+    return steps.exponents(largest)
+
+
+def bits_of(counts: np.ndarray) -> int | None:
+    """The bits behind the point with which no sum reaches 2^62, by the summed `reach` of all rows; None if a row has no
+    bound."""
+    if counts[-1]:
+        return None
+    bound = float(counts @ np.ldexp(1.0, np.arange(256) - 127))
+    return LARGEST - int(np.frexp(bound)[1])
+
+
+def largest(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """The largest part (n,) of each row in the sums of `derivatives`."""
+    value, slope, weight = likelihood(family, z, y, beta)
+    side = np.abs(z).max(1)
+    parts = [np.abs(value), side * np.abs(slope[0]), side * side * weight[0, 0]]
+    eta = predictor(z, beta[0])
+    return np.where(np.abs(eta) > FARTHEST_MEAN, np.inf, np.max(parts, axis=0))
+
+
+def size(columns: int, k: int) -> int:
+    """The length of the vector of `derivatives` of k linear predictors."""
     return 1 + k * columns + k * (k + 1) // 2 * columns * (columns + 1) // 2
 
 
-def opened(sums: np.ndarray, columns: int, classes: int, rows: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """The log-likelihood, gradient (q,) and negative Hessian (q, q) of q = (K - 1) p coefficients."""
-    k, bits = classes - 1, bits_for(rows)
-    value = float(sums[0]) * 2.0 ** -bits_for(rows, 64)
-    rest = sums[1:] * 2.0**-bits
+def opened(sums: np.ndarray, columns: int, k: int, bits: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """The log-likelihood, gradient (q,) and negative Hessian (q, q) of q = k p coefficients."""
+    value, rest = float(sums[0]) * 2.0**-bits, sums[1:] * 2.0**-bits
     gradient, rest = rest[: k * columns], rest[k * columns :]
     hessian = np.zeros((k, columns, k, columns))
-    upper = np.triu_indices(columns)
-    for a in range(k):
-        for b in range(a, k):
-            block, rest = rest[: len(upper[0])], rest[len(upper[0]) :]
-            square = np.zeros((columns, columns))
-            square[upper] = block
-            square += np.triu(square, 1).T
-            hessian[a, :, b], hessian[b, :, a] = square, square
+    blocks = rest.reshape(-1, columns * (columns + 1) // 2)
+    for a, b, block in zip(*np.triu_indices(k), blocks, strict=True):
+        hessian[a, :, b] = hessian[b, :, a] = square(block, columns)
     return value, gradient, hessian.reshape(k * columns, k * columns)
+
+
+def square(upper: np.ndarray, columns: int) -> np.ndarray:
+    """The symmetric matrices (..., p, p) with these upper triangles (..., p (p + 1) / 2)."""
+    found = np.zeros((*upper.shape[:-1], columns, columns))
+    i, j = np.triu_indices(columns)
+    found[..., i, j] = found[..., j, i] = upper
+    return found
 
 
 def inverse(hessian: np.ndarray) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -23,6 +23,7 @@ from fedloom.core.page import (
     Federation,
     LearnedTable,
     MethodConfig,
+    MethodError,
     Party,
     Shape,
     Tree,
@@ -36,6 +37,16 @@ from fedloom.trees.model import Trees, joined
 FEW_ROWS = 2000
 """Rows of all owners below which leaves may be smaller."""
 T = TypeVar("T")
+
+
+def own_weight(party: Party["TreesConfig"]) -> float:
+    """The weight of the party's own model in its predictions."""
+    own, parties = party.cfg.own, party.context.parties
+    if not isinstance(own, tuple):
+        return own
+    if len(own) != parties:
+        raise MethodError(f"params.own has {len(own)} weights for {parties} owners: give one for each, or one for all")
+    return own[party.context.id]
 
 
 def refusal(aggregator: Aggregator) -> str:
@@ -53,6 +64,20 @@ class TreesConfig(MethodConfig):
     owner_column: bool = False
     """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
     learns the owner of each count."""
+
+    own: float | tuple[float, ...] = 0.5
+    """With `mix` above 0: the weight of an owner's own model in its predictions, from 0 to 1, or one for each owner."""
+
+    def local_steps_of(self, rows: int) -> None:
+        """None: trees have no optimizer steps."""
+
+    @field_validator("own")
+    @classmethod
+    def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        weights = own if isinstance(own, tuple) else (own,)
+        if not weights or not all(0 <= w <= 1 for w in weights):
+            raise ValueError("weights must be from 0 to 1, one for all owners or one for each")
+        return own
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
@@ -126,6 +151,18 @@ def extended(model: Any, news: Trees) -> dict[str, Tensor]:
     return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
 
 
+def exponents(x: np.ndarray) -> np.ndarray:
+    """How many numbers of x (n,) have each exponent, (256,) int64: those of place e > 1 are below 2^(e - 127) and not
+    below half of it; those of place 1 are smaller, and those of place 0 are 0."""
+    place = np.where(x == 0, 0, np.where(np.isinf(x), 255, (np.frexp(x)[1] + 127).clip(1, 255)))
+    return np.bincount(place, minlength=256).astype(np.int64)
+
+
+def largest_exponent(counts: np.ndarray) -> int:
+    """The e with |x| < 2^e for all numbers, from the summed `exponents` (256,)."""
+    return int(np.flatnonzero(counts)[-1]) - 127 if counts.any() else 0
+
+
 # -- an owner -----------------------------------------------------------------------------------------------------
 
 _KEPT: WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = WeakKeyDictionary()
@@ -173,6 +210,20 @@ def own_labels(party: Party[object]) -> np.ndarray:
         return labels
 
     return kept(party.context, "labels", "", make)
+
+
+def row_kinds(party: Party[Any]) -> int:
+    """The length of `own_rows`."""
+    return 256 if party.context.target is not None else party.context.classes
+
+
+def own_rows(party: Party[Any]) -> np.ndarray:
+    """The party's own rows (K,) by class, or (256,) by exponent of the number to predict."""
+    y = own_labels(party)
+    counts: np.ndarray = (
+        exponents(y) if party.context.target is not None else np.bincount(y, minlength=row_kinds(party))
+    )
+    return counts
 
 
 def binned(party: Any) -> Binned:

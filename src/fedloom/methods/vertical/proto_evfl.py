@@ -11,6 +11,8 @@ new prototypes. It sends no gradient and no label; docs/vertical.md has what pro
 
 Differs (preset `recommended`; `paper` is the printed form where there is one):
     Equation 6 is printed with p(μ_n) below the line; p(μ_z) is meant, and cancels: a softmax over the batch.
+    Equation 13 is printed for each party alone; the softmax here is over all parties, of weights that all parties'
+        embeddings give.
     Equation 10 counts rounds back by two; the prototypes and the prior at hand are used.
     Prototypes of round 0, which the paper leaves open, are class means of the first embeddings.
     Extractors end by centering (`steps.Extractor`), measured before round 0: without it all features collapse.
@@ -264,6 +266,7 @@ METHODS = (
         name="proto-evfl",
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
         paper="W. Guo et al.: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
+        only_classes="it compares prototypes of classes",
         family="vertical",
         config=proto.ProtoEVFLConfig,
         round=round,

@@ -92,6 +92,11 @@ class RunRequest:
             raise ConfigError("experiment: a comparison has several runs; choose an experiment with one run")
         if found.run.engine not in (EngineConfig(), EngineConfig(name="local")):
             raise ConfigError("engine must be left out, as parties are at SuperNodes")
+        if found.run.aggregate.secure:
+            raise ConfigError(
+                "aggregate.secure needs certificates and sums that live in a node's memory, which SuperNodes lack: use "
+                "the engine net, or leave it out and trust the SuperLink with each message"
+            )
         run = found.run.model_copy(update={"engine": EngineConfig(name="local")})
         folder = Path(own["out"]) if own["out"] else None
         return cls(run, nodes, folder, own["resume"], Timeouts(own["wait"], own["deadline"]))
@@ -117,7 +122,7 @@ def backend(
         return [GridClient(transport, name, partial(changed, name)) for name in names]
 
     def start(plan: RunPlan) -> Engine:
-        if plan.method.server is None:
+        if plan.method.server is None or plan.method.client.TO_PEERS:
             raise ConfigError(
                 f"{plan.method.name} needs peers to reach each other, which SuperNodes cannot: use the engine net"
             )

@@ -117,31 +117,66 @@ class Verified(NamedTuple):
         unchained: lines of versions before 0.2, which no hash protects.
         torn: lines whose writing a crash interrupted; their calls were not answered.
         newest: hash of the last line. Note it elsewhere: a later log must still contain it.
+        refusals: lines of the chain of refused calls, of which older ones are dropped.
+        confirmed: who has confirmed the log, when, and the fingerprint of their key, the newest last. Whose key it is
+            must be checked apart.
     """
 
     lines: int
     unchained: int
     torn: int
     newest: str
+    refusals: int = 0
+    confirmed: tuple[tuple[str, str, str], ...] = ()
 
 
 def verify(folder: Path, noted: str = "") -> Verified:
-    """Check the chain of a node's answered calls over all its files.
+    """Check the chains of a node's answered and of its refused calls, each over all its files.
 
     Args:
         folder: the node's `state`.
         noted: a hash that was noted earlier; the chain must contain it.
 
     Raises:
-        CheckpointError: there is no log, a line was changed, removed or inserted, or the chain has no such hash.
+        CheckpointError: there is no log, a line was changed, removed or inserted, or no chain has such a hash.
     """
     paths = [path for path in (*sorted(folder.glob("audit-*Z.jsonl")), folder / "audit.jsonl") if path.exists()]
-    if not paths:
+    refusals = [path for path in (folder / "refused.1.jsonl", folder / "refused.jsonl") if path.exists()]
+    if not (paths or refusals):
         raise CheckpointError(f"{folder} has no audit.jsonl: give the folder that node.toml names as state")
+    found, hashes = _chain(_ordered(paths), FIRST)
+    others = Verified(0, 0, 0, FIRST)
+    if refusals:
+        begun = FIRST
+        if len(refusals) > 1:  # lines before the first were dropped
+            with refusals[0].open("rb") as file:
+                begun = (_parsed(file.readline()) or {}).get("before", FIRST)
+        others, more = _chain(_ordered(refusals, begun), begun)
+        hashes |= more
+    if noted and noted not in hashes:
+        raise CheckpointError(f"no line has the hash {noted}: lines at the end were removed, or the log was replaced")
+    return found._replace(refusals=others.lines, torn=found.torn + others.torn)
+
+
+def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified, set[str]]:
+    """What the lines of a chain are, and their hashes; `begun` is in place of the hash before the first line.
+
+    Raises:
+        CheckpointError: a line does not follow the one before it.
+    """
     lines = unchained = torn = 0
-    newest, hashes = FIRST, {FIRST}
-    for path, number, line in _ordered(paths):
+    confirmed: list[tuple[str, str, str]] = []
+    newest, hashes = begun, {begun}
+    for path, number, line in log:
         entry = _parsed(line)
+        if entry is not None and entry.get("what") == "confirmed":
+            key = _signed_by(entry) if entry.get("newest") in hashes else ""
+            if not key:
+                raise CheckpointError(
+                    f"{path}, line {number}: {entry.get('caller')!a} has not confirmed the lines before it: they were "
+                    "replaced. Compare the files with a backup"
+                )
+            confirmed.append((str(entry["caller"]), str(entry["time"]), key))
         if entry is None:
             torn += 1
         elif "before" not in entry and not lines:
@@ -155,18 +190,34 @@ def verify(folder: Path, noted: str = "") -> Verified:
             lines += 1
         newest = hashlib.sha256(line).hexdigest()
         hashes.add(newest)
-    if noted and noted not in hashes:
-        raise CheckpointError(f"no line has the hash {noted}: lines at the end were removed, or the log was replaced")
-    return Verified(lines, unchained, torn, newest)
+    return Verified(lines, unchained, torn, newest, 0, tuple(confirmed)), hashes
 
 
-def _ordered(paths: Iterable[Path]) -> Iterator[tuple[Path, int, bytes]]:
+def _signed_by(entry: Mapping[str, Any]) -> str:
+    """The fingerprint of the key that signed an auditor's line; "" if the signature is not that of the line."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    from fedloom.remote.certs import fingerprint
+    from fedloom.remote.credentials import check_signature
+    from fedloom.remote.node.decision import RunDecision
+
+    try:
+        found = RunDecision.model_validate(entry.get("decision"))
+        certificate = x509.load_pem_x509_certificate(found.certificate.encode())
+        check_signature(certificate, found.signed, bytes.fromhex(found.signature))
+        right = (found.what, found.by, found.sha256) == ("audit", entry["caller"], entry["newest"])
+        return fingerprint(certificate.public_key()) if right else ""  # type: ignore[arg-type]
+    except (ValueError, KeyError, InvalidSignature):
+        return ""
+
+
+def _ordered(paths: Iterable[Path], newest: str = FIRST) -> Iterator[tuple[Path, int, bytes]]:
     """All lines with file and number. Files follow each other by their hashes, as a clock may have been set back."""
     first = {}
     for path in paths:
         with path.open("rb") as file:
             first[path] = (_parsed(file.readline()) or {}).get("before")
-    newest = FIRST
     while first:
         path = next((path for path, before in first.items() if before == newest), next(iter(first)))
         del first[path]

@@ -26,6 +26,7 @@ from fedloom.methods import registry
 from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint, local
 from fedloom.remote.node.method_policy import MethodPolicy
+from fedloom.remote.node.outgoing import Outgoing
 from fedloom.remote.rpc_errors import refused
 
 _log = logging.getLogger("fedloom.node")
@@ -55,6 +56,8 @@ class NodeData(FileSection):
     """The column that runs may use as label (rows)."""
     classes: tuple[str, ...] = ()
     """The words of `label`: a run has these classes, and rows with another word are left out (rows)."""
+    label_scale: tuple[float, float] | None = None
+    """Mean and s.d. of a `label` that is a number, which a run must have agreed on; in place of `classes` (rows)."""
     categories: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """The words of each column that is a category, "?" for a missing one: a run has these, and another word in the file
     counts as none of them (rows). Other columns in `keep` are numbers."""
@@ -144,6 +147,9 @@ class NodeData(FileSection):
         return OwnFile(options, self.owner, self.missing, share, self.classes, self.categories)
 
 
+Role = Literal["submit", "approve", "stop", "audit"]
+
+
 class NodeConfig(FileSection):
     """A node's name, coordinators and policy."""
 
@@ -158,7 +164,7 @@ class NodeConfig(FileSection):
     key: RelativePath = Path("key.pem")
     """The key of its certificate."""
     revoked: RelativePath | None = None
-    """PEM list of revoked certificates (CRL), read again when it changes."""
+    """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
     noticed. None for none."""
@@ -167,6 +173,14 @@ class NodeConfig(FileSection):
     of names, without addresses, is for a transport of another kind, such as Flower's."""
     peers: tuple[str, ...] = ()
     """Names of the peers that may fetch messages left for them here, and from which this node fetches."""
+    approve: Literal["ask", "auto", "off"] = "ask"
+    """Whether a run on own rows waits until it is approved here (fedloom node --approve): "ask" for each run, "auto"
+    not for one whose summary equals that of an approved one, "off" for none."""
+    roles: Mapping[str, tuple[Role, ...]] = Field(default_factory=dict)
+    """Who may do what here, by the name in a certificate, which must have the role, too: submit runs, approve or stop
+    one, audit. Empty: each of `callers` may submit, and users of this machine may do the rest."""
+    outgoing: Outgoing = Outgoing()
+    """Limits of what may leave this node in replies, whatever a method sends."""
     methods: Mapping[str, MethodPolicy] = Field(min_length=1)
     """Allowed methods: names, or tables with more conditions."""
     pages: tuple[RelativePath, ...] = ()
@@ -211,6 +225,8 @@ class NodeConfig(FileSection):
     changes nothing. None for no limit."""
     keep_runs: int = Field(10, ge=1)
     """Number of runs whose state is kept."""
+    keep_days: int | None = Field(None, ge=1)
+    """Days after its last call for which a run's state and model are kept; None for no limit."""
     insecure: bool = False
     """No certificates; names are not verified. For loopback addresses only."""
 
@@ -237,6 +253,14 @@ class NodeConfig(FileSection):
                 raise ValueError(f"callers.{name}: {error}") from None
             if self.insecure and not local(address):
                 raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
+        if self.roles and self.insecure:
+            raise ValueError("roles: the insecure mode has no certificates, so nobody has a role: leave roles out")
+        dials = any(self.callers.values()) and not self.insecure
+        if dials and self.revoked is None and any(data.rows is not None for data in self.data.values()):
+            raise ValueError(
+                "revoked: a node with own rows needs the list of revoked certificates: copy revoked.pem of the CA "
+                "here, which fedloom certs --list renews"
+            )
         return self
 
     def cohort(self, data: NodeData) -> str:
@@ -273,8 +297,11 @@ def _problems(config: NodeConfig) -> Iterator[str]:
         for key, path in (("rows", data.rows), ("public", data.public)):
             if path is not None and not path.exists():
                 yield f"[data.{name}] {key}: {path} does not exist"
-        if data.label is not None and not data.classes:
-            yield f'[data.{name}] label needs classes, all that runs may have, such as classes = ["no", "yes"]'
+        if data.label is not None and bool(data.classes) == (data.label_scale is not None):
+            yield (
+                f'[data.{name}] label needs classes, all that runs may have, such as classes = ["no", "yes"], or of a '
+                "number label_scale = [mean, s.d.]"
+            )
         if data.rows is not None and data.rows.suffix == ".csv" and data.rows.exists() and data.own.options.given():
             try:
                 for note in check_own(data.rows, name, data.own):
@@ -342,6 +369,8 @@ def _violations(
             own_words = data.categories.get(column.name, ())
             if {*column.categories} != {*own_words}:
                 yield f"categories of {column.name!a} must be those of this node: {_listed(own_words)}"
+    if form is not None and data.rows is not None and form.label_scale != data.label_scale:
+        yield f"label_scale of {run.data.name} must be that of this node, {data.label_scale or 'none'}"
     if form is not None and data.rows is not None and {*form.classes} != {*data.classes}:
         yield f"classes of {run.data.name} must be those of this node: {_listed(data.classes)}"
     own = run.data.own or run.columns.private

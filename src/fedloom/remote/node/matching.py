@@ -85,6 +85,7 @@ class Matcher:
         audit: its audit log.
         budget: of the ids that coordinators may match.
         read: parses a caller's config of a run, and checks it against the policy.
+        approve: raises CallRefused unless the site has approved a caller's run with this config.
         work: runs work in the worker thread.
         room: raises CallRefused if another run would exceed `max_runs`.
         void: discards the state of a run, as its rows are aligned again.
@@ -98,12 +99,14 @@ class Matcher:
         budget: Budget,
         *,
         read: Callable[[str, str], RunConfig],
+        approve: Callable[[str, str, str], None],
         work: Callable[[Callable[[], Any]], Awaitable[Any]],
         room: Callable[[str], None],
         void: Callable[[str], None],
     ) -> None:
         self._config, self._folder, self._audit, self._budget = config, folder, audit, budget
         self._read, self._work, self._room, self._void = read, work, room, void
+        self._approve = approve
         self._under_way: dict[str, _MatchingState] = {}
 
     def heard(self, caller: str, run: str) -> None:
@@ -161,6 +164,7 @@ class Matcher:
         data = self._config.data[config.data.name]
         self._allow(data, config.columns.backend, request["rows"])
         self._fence(caller, run, start)
+        self._approve(caller, run, payload.joined(request["config"]))
         self._room(run)
 
         def prepare() -> _MatchingState:

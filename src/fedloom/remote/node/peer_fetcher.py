@@ -104,7 +104,7 @@ class PeerFetcher:
         for last in (False, True):
             sent = payload.pack({**head}, part)
             answer = await self.reach(node_run.caller, node_run.run, sent, max(end - monotonic(), 0.001))
-            told, rest = payload.unpack(answer, {"session": str})
+            told, rest = await asyncio.to_thread(payload.unpack, answer, {"session": str})
             if len(rest) != 1:
                 raise MessageError("a peer's answer must have one part")
             if not last:

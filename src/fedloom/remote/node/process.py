@@ -21,6 +21,8 @@ from fedloom.remote.rpc_errors import CallRefused
 
 MOST_CALLS: Final = 256
 """Limit of one coordinator's calls at the same time."""
+STOPS: Final = 0.5
+"""Seconds between two looks for runs that the site has stopped."""
 _POLL: Final = 86_400.0
 """Seconds that a poll for the next call may wait."""
 _CALL: Final = {"hub": str, "run": str, "number": int, "kind": str}
@@ -112,7 +114,8 @@ class CoordinatorLink:
         try:
             if body is None and not (body := await self._ask(LARGE, payload.pack(which))):
                 return
-            reply, code, words = await self._service.answer(self.name, call["kind"], body), "", ""
+            roles = self._client.roles
+            reply, code, words = await self._service.answer(self.name, call["kind"], body, roles), "", ""
         except CallRefused as refusal:
             reply, code, words = b"", refusal.code, str(refusal)
         with suppress(CallRefused):
@@ -146,6 +149,13 @@ class RunningNode:
             for address in addresses
         ]
         service.peers.reach = self._reach
+        self._watch = asyncio.ensure_future(self._watch_stops())
+
+    async def _watch_stops(self) -> None:
+        """End runs soon after their site has stopped them."""
+        while True:
+            await asyncio.sleep(STOPS)
+            self.service.stop_runs()
 
     async def _reach(self, coordinator: str, run: str, body: bytes, deadline: float) -> bytes:
         """The answer of a peer in a run of a coordinator."""
@@ -156,7 +166,8 @@ class RunningNode:
 
     async def stop(self) -> None:
         """Take no more calls, and close all connections."""
-        await asyncio.gather(*(link.close() for link in self.links))
+        self._watch.cancel()
+        await asyncio.gather(*(link.close() for link in self.links), self._watch, return_exceptions=True)
         await self.service.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fedloom.core.errors import CheckpointError
 from fedloom.core.evaluation import exact_scores
+from fedloom.core.message import Tree
 from fedloom.core.party import Party
 from fedloom.experiment.plan.node_party import NodeParty
 from fedloom.remote import rpc_errors
@@ -61,6 +62,7 @@ class NodeRun:
         calls: the calls that were answered in each round.
         rounds: the run's number of rounds.
         limits: counts what a call lets out, and refuses it if there would be more than the node's owner allows.
+        outgoing: applies the site's limits to a reply.
         covered: the notes that may be sent of a party whose messages have a guarantee; empty for any other party.
         over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
     """
@@ -81,6 +83,7 @@ class NodeRun:
     covered: frozenset[str] = frozenset()
     rounds: int = 0
     limits: Callable[[str, Mapping[str, Any]], None] = lambda method, given: None
+    outgoing: Callable[[Tree], Tree] = lambda reply: reply
     calls: CallRecord = field(init=False)
     over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

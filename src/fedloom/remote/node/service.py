@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -34,6 +34,7 @@ from fedloom.remote import payload, rpc_errors
 from fedloom.remote.frames import MOST_WORDS, digest
 from fedloom.remote.node import config as policy
 from fedloom.remote.node import privacy_ledger
+from fedloom.remote.node.approval import Approvals
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeConfig, NodeData
@@ -41,10 +42,12 @@ from fedloom.remote.node.limits import OwnerLimits
 from fedloom.remote.node.looks import split_seed
 from fedloom.remote.node.masking import MASK, REQUEST, Participants, SumKeeper, SumRecord
 from fedloom.remote.node.matching import Matcher, recall
+from fedloom.remote.node.outgoing import OutgoingFilter
 from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.run import NodeRun, Scored, light
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, prune
 from fedloom.remote.node.task_runner import work
+from fedloom.remote.node.terms import sha256, summary, terms
 from fedloom.remote.node.time_limit import TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 from fedloom.remote.secret import secret
@@ -85,29 +88,31 @@ class NodeService:
     Args:
         config: the node's.
         worker: does the work, in order; None for a thread of its own.
+        certified: whether nodes reach each other and live for a whole run. Over a transport where they do not, runs
+            whose messages need that are refused: nothing would seal them.
     """
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        worker: Executor | None = None,
-    ) -> None:
+    def __init__(self, config: NodeConfig, worker: Executor | None = None, *, certified: bool = True) -> None:
+        self._certified = certified
         self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
         self._clock: Callable[[], float] = monotonic
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queued = 0
         self._limit: TimeLimit | None = None
+        self._working: NodeRun | None = None
         self._node_runs: dict[str, NodeRun] = {}
         self._opening = asyncio.Lock()
         self._folder = config.state
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         self.audit = AuditLog(self._folder / "audit.jsonl")
+        self.approvals = Approvals(config, self.credentials, self.audit)
         self.peers = PeerFetcher(config, self.credentials, self.audit)
         self._pages = {methods.load(page).name: str(page) for page in config.pages}
         self._secret = secret(self._folder / "secret") if config.secret_noise else None
         self.budget, self._sums = Budget(self._folder, config.anchor), SumRecord(self._folder)
+        self._prune()
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
             _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
         self._matcher = Matcher(
@@ -116,6 +121,7 @@ class NodeService:
             self.audit,
             self.budget,
             read=lambda caller, text: self._read_config(caller, text)[0],
+            approve=self._approve,
             work=self._work,
             room=self._make_room,
             void=self._void,
@@ -130,13 +136,14 @@ class NodeService:
             node_run.heard = monotonic()
         self._matcher.heard(caller, run)
 
-    async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
+    async def answer(self, caller: str, kind: str, body: bytes, roles: Collection[str] = ()) -> bytes:
         """The answer to a call.
 
         Args:
             caller: by its certificate.
             kind: match, open, restore, do, sum, digest, close, or peer for a call of another node.
             body: see `fedloom.remote.payload`.
+            roles: in its certificate.
 
         Raises:
             CallRefused: with words for the caller. Details are in the node's log only.
@@ -156,6 +163,9 @@ class NodeService:
                 raise CallRefused(rpc_errors.MALFORMED, "unknown kind of call")
             if caller not in self.config.callers:
                 raise refused("you are not among this node's callers")
+            may = self.config.roles.get(caller, ())
+            if self.config.roles and not ("submit" in may and "submit" in roles):
+                raise refused("your certificate, or this node's owner, does not give you the role submit")
             return await answers[kind](caller, body)
         except CallRefused as refusal:
             error = refusal
@@ -178,11 +188,32 @@ class NodeService:
     # -- start, resume, end of a run -------------------------------------------------------------------------
 
     async def _match(self, caller: str, body: bytes) -> bytes:
-        request, rest = payload.unpack(body)
+        request, rest = await asyncio.to_thread(payload.unpack, body)
         if not isinstance(request, dict) or not isinstance(request.get("run"), str):
             raise MessageError("a step of an alignment must name its run")
-        _check_run_id(request["run"])
+        self.approvals.check_stop(_check_run_id(request["run"]))
         return await self._matcher.answer(caller, request, rest)
+
+    def _approve(self, caller: str, run: str, text: str) -> None:
+        """Check that the site has approved a run of this config, if it is about own rows."""
+        found, method, rounds = self._read_config(caller, text)
+        own = self.config.data[found.data.name].rows is not None
+        cfg = found.resolve()[1]
+        self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds) if own else "")
+
+    def stop_runs(self) -> None:
+        """End the runs that the site has stopped since: work under way is interrupted and undone. And write down what
+        an auditor has confirmed."""
+        self.approvals.confirm()
+        for run, node_run in [*self._node_runs.items()]:
+            by = self.approvals.stopped(run)
+            if not by:
+                continue
+            if self._working is node_run and self._limit is not None:
+                self._limit.expire()
+            self.audit.write("stopped", node_run.caller, run=run, by=by)
+            _log.warning("run %s is stopped by this site", run[:8])
+            self._drop(node_run)
 
     def _void(self, run: str) -> None:
         """Discard a run's party, as its rows are aligned again."""
@@ -197,9 +228,10 @@ class NodeService:
             del self._node_runs[node_run.run]
 
     async def _open(self, caller: str, body: bytes) -> bytes:
-        request, _ = payload.unpack(body, _OPEN)
+        request, _ = await asyncio.to_thread(payload.unpack, body, _OPEN)
         payload.check_versions(request["protocol"], request["version"])
         run = _check_run_id(request["run"])
+        self._approve(caller, run, payload.joined(request["config"]))
         async with self._opening:
             now = self._node_runs.get(run)
             if now is not None and now.caller != caller:
@@ -256,16 +288,18 @@ class NodeService:
             )
             if fresh:
                 node_run.calls.back(0)
-            node_run.rounds = self._read_config(facts["caller"], facts["config"])[2]
+            config, method, node_run.rounds = self._read_config(facts["caller"], facts["config"])
+            node_run.outgoing = OutgoingFilter(self.config.outgoing, store.folder)
             node_run.scored = self._scored(facts, place)
             if node_run.scored is not None:
                 data = node_run.scored.data
                 node_run.limits = OwnerLimits(self.budget, self.config.cohort(data), data, place.party).check
             if place.own and self._secret is not None and place.party.cfg.promises:
                 node_run.covered = frozenset({SIMULATED, *(one.note for one in place.party.cfg.guarantees)})
+            agreed = sha256(terms(config, method, place.party.cfg, node_run.rounds))
             quarantine = 0 if place.counts is None else self.config.quarantine
             node_run.sums = SumKeeper(
-                self.config, self.credentials, members, f"{run}/{facts['start']}", self._sums,
+                self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
                 Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
                 place.party.cfg.least_in_sum(place.party.context),
                 (lambda: "") if place.counts is None else lambda: node_run.calls.past,
@@ -274,10 +308,14 @@ class NodeService:
 
         node_run = await self._work(start)
         self._node_runs[run] = node_run
-        for owner, dropped in await asyncio.to_thread(prune, self._folder, self.config.keep_runs, {*self._node_runs}):
-            self.audit.write("dropped", owner, run=dropped)
-            _log.info("deleted run %s of %s and its model; keep_runs = %d", dropped[:8], owner, self.config.keep_runs)
+        await asyncio.to_thread(self._prune)
         return node_run
+
+    def _prune(self) -> None:
+        """Delete runs that need not be kept any more, each with a line in the audit log."""
+        for owner, dropped in prune(self._folder, self.config.keep_runs, {*self._node_runs}, self.config.keep_days):
+            self.audit.write("dropped", owner, run=dropped)
+            _log.info("deleted run %s of %s and its model (keep_runs, keep_days)", dropped[:8], owner)
 
     def _read_config(self, caller: str, text: str) -> tuple[RunConfig, Method, int]:
         """The run of a config, its method, and its number of rounds, if the policy allows it."""
@@ -297,6 +335,9 @@ class NodeService:
             words = "this node cannot read the run's config: use the same version of fedloom on both sides"
             raise mismatch(words) from None
         policy.check_policy(self.config, caller, run, method, cfg, rounds)
+        if not self._certified and (run.aggregate.secure or method.client.TO_PEERS):
+            needs = "aggregate.secure" if run.aggregate.secure else f"{method.name}, whose peers exchange messages,"
+            raise refused(f"{needs} needs certificates of nodes, which this transport lacks: use the engine net")
         return run, method, rounds
 
     def _build_party(self, facts: Mapping[str, Any], store: Store) -> NodeParty:
@@ -357,6 +398,7 @@ class NodeService:
     async def _node_run(self, caller: str, which: Mapping[str, Any]) -> NodeRun:
         """The run of a call, loaded from disk if this node was restarted."""
         run = _check_run_id(which["run"])
+        self.approvals.check_stop(run)
         node_run = self._node_runs.get(run)
         if node_run is None or node_run.over:
             async with self._opening:
@@ -478,7 +520,7 @@ class NodeService:
                     most_seconds = self.config.max_call_seconds
                     if not node_run.covered:  # or the caller's deadline could tell how long the rows took
                         most_seconds = min(end - self._clock(), most_seconds)
-                    self._limit = TimeLimit(most_seconds)
+                    self._limit, self._working = TimeLimit(most_seconds), node_run
                     return work(node_run, request, rest, fetched, missing, self._limit, most)
 
                 reply = await self._work(turn, node_run)
@@ -589,6 +631,8 @@ class NodeService:
         return payload.pack({"session": ""}, answer)
 
     def _log_refusal(self, caller: str, refusal: CallRefused) -> CallRefused:
+        if refusal.code == rpc_errors.PENDING:  # the coordinator asks again and again
+            return refusal
         try:
             self.audit.refuse(caller, code=refusal.code, words=refusal.words[:MOST_WORDS])
         except OSError as error:  # the call is not answered, so this changes nothing

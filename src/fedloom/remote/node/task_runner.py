@@ -67,6 +67,8 @@ def work(
         with limit:
             for task in request["tasks"]:
                 result = _task(node_run, task, request, shared, rest, fetched, watch)
+                if request["method"] != "score" and not isinstance(result, Failure):
+                    result = node_run.outgoing(result)
                 if request["mask"] is not None:
                     result = _masked(node_run, result, request, shared)
                 lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))

@@ -19,7 +19,6 @@ from typing import Any
 
 from fedloom.core.errors import DataError, EngineError
 from fedloom.core.paths import lock
-from fedloom.experiment.run.metrics import GLOBAL, OWN
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report.files import csv_rows, model, parsed, text
 from fedloom.report.schema import MetricRow
@@ -227,7 +226,7 @@ def _result(folder: Path) -> dict[str, float] | None:
     if not (folder / "result.json").is_file():
         return None
     s = model(folder / "result.json", RunSummary)
-    means = {str(one): s.accuracies[one].mean for one in (GLOBAL, OWN, *s.accuracies) if one in s.accuracies}
+    means = {str(one): s.accuracies[one].mean for one in (s.on_test, s.on_own, *s.accuracies) if one in s.accuracies}
     scores = {str(score): value for score, value in s.scores.items()}
     sent = {f"bytes {direction}": float(count) for direction, count in s.bytes}
     rest = {"seconds": s.seconds["total"], "failures": s.failures, "chance": s.chance}

@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.experiment.run.metrics import parse
 from fedloom.experiment.run.view import View
 from fedloom.report import formatting as fmt
 from fedloom.report.watch.snapshot import Snapshot
@@ -35,7 +36,7 @@ def line(snapshot: Snapshot) -> str:
     """The view in one line, for a log."""
     view = snapshot.run
     parts = [_clean(view.name), f"round {view.round}/{view.rounds}"]
-    parts += [f"{_clean(view.metric)} {_percent(view.accuracy)}"] * (view.accuracy is not None)
+    parts += [f"{_clean(view.metric)} {_shown(view.metric, view.accuracy)}"] * (view.accuracy is not None)
     parts += [f"{view.up}/{view.of} up", f"{_size(sum(view.bytes.values()))} sent"]
     parts += [f"{view.failures} failures"] * bool(view.failures)
     return "  ".join(parts)
@@ -73,7 +74,12 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
         table.add_column(Text(name), justify="left" if name in ("run", "state") else "right", no_wrap=name == "run")
     for run in snapshot.runs[-RUNS:]:
         called = Text(_clean(f"{run.name} seed {run.seed}"))
-        table.add_row(called, Text(run.state, COLORS[run.state]), f"{run.round}/{run.rounds}", _percent(run.accuracy))
+        table.add_row(
+            called,
+            Text(run.state, COLORS[run.state]),
+            f"{run.round}/{run.rounds}",
+            _shown(snapshot.run.metric, run.accuracy),
+        )
     more = len(snapshot.runs) - RUNS
     return [*([Text(f"{more} earlier runs", "dim")] if more > 0 else []), table, Text()]
 
@@ -81,15 +87,21 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
 def _accuracy(view: View, width: int) -> list[RenderableType]:
     if view.accuracy is None:
         return []
-    chance = "" if view.chance is None else f"  (always predicting the most frequent class: {_percent(view.chance)})"
-    head = Text.assemble(f"{_clean(view.metric)} ", (_percent(view.accuracy), "bold"), (chance, "dim"))
+    metric = parse(view.metric)
+    what = "the most frequent class" if metric.share else "the mean"
+    chance = "" if view.chance is None else f"  (always predicting {what}: {_shown(view.metric, view.chance)})"
+    head = Text.assemble(f"{_clean(view.metric)} ", (_shown(view.metric, view.accuracy), "bold"), (chance, "dim"))
     if len(view.points) < 2 or width < 20:
         return [head, Text()]
     values = [value for _, value in view.points]
-    low, high = np.floor(min(values) * 20) / 20, np.ceil(max(values) * 20) / 20
-    high = max(high, low + 0.05)
+    if metric.share:
+        low, high = np.floor(min(values) * 20) / 20, np.ceil(max(values) * 20) / 20
+        high = max(high, low + 0.05)
+    else:
+        low, high = min(values), max(max(values), min(values) * 1.05 + 1e-9)
     rows = braille_curve(view.points, width, CURVE, (low, high), max(view.rounds, 1))
-    marks = {0: f"{high:.0%}", CURVE - 1: f"{low:.0%}"}
+    form = ".0%" if metric.share else ".4g"
+    marks = {0: f"{high:{form}}", CURVE - 1: f"{low:{form}}"}
     lines = [Text.assemble((f"{marks.get(i, ''):>5} ", "dim"), (row, "cyan")) for i, row in enumerate(rows)]
     axis = Text(f"{'':6}round 0{view.rounds:>{width - 7}}", "dim")
     return [head, *lines, axis, Text()]
@@ -126,11 +138,11 @@ def _parties(view: View, room: int | None) -> list[RenderableType]:
         members = [members[i] for i in sorted(kept)]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(f"party ({view.up} of {view.of} up)", no_wrap=True)
-    for name in ("", "accuracy", "sent", "received"):
+    for name in ("", parse(view.metric).noun, "sent", "received"):
         table.add_column(name, justify="right" if name else "left")
     for m in members:
         mark = Text("● up", "green") if m.up else Text("○ down", "bold red")
-        table.add_row(Text(_clean(m.name)), mark, _percent(m.accuracy), _size(m.sent), _size(m.received))
+        table.add_row(Text(_clean(m.name)), mark, _shown(view.metric, m.accuracy), _size(m.sent), _size(m.received))
     hidden = view.of - len(members)
     return [table, *([Text(f"and {hidden} more", "dim")] if hidden > 0 else [])]
 
@@ -156,8 +168,8 @@ def _foot(snapshot: Snapshot) -> RenderableType:
     return Text(f"{_clean(view.engine)}; started {started}, updated {updated}", "dim")
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else fmt.percent(share, "")
+def _shown(metric: str, value: float | None) -> str:
+    return "" if value is None else fmt.metric(value, parse(metric).share, "")
 
 
 def _size(count: float) -> str:

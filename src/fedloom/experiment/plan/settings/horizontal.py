@@ -11,16 +11,25 @@ import torch
 from fedloom.core import graphs
 from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.method import Method
+from fedloom.core.method import Method, MethodConfig
 from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
 from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
 from fedloom.data.stats import describe
-from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import ColumnsConfig
-from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
+from fedloom.experiment.plan.assignment import (
+    DataAssignment,
+    chance,
+    digest,
+    rows_of,
+    sample,
+    schema,
+    target_of,
+    training_labels,
+)
 from fedloom.experiment.plan.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -72,7 +81,7 @@ class Horizontal:
         graph = run.topology.graph(run.data.clients, run.seed)
         clients, raw = run.data.clients, "raw rows" in method.needs
         if run.data.own:
-            if words := unbounded(run, cfg, files.public is not None):
+            if not raw and (words := unbounded(run, cfg, files.public is not None)):
                 raise ConfigError(words)
             data, own, public, tests = _private(run, files, at, cfg.promises, raw)
         else:
@@ -88,15 +97,19 @@ class Horizontal:
                 f"data.public_rows: {method.name} learns from public rows, and there are none: set it to 1 or more"
             )
         assert data.dataset is not None
+        refuse_task(method, data.task.kind)
+        if data.target is not None:
+            refuse_for_numbers(run, cfg)
         architectures = architectures_of(run, method, data.dataset.kind)
-        server_network, client_networks = networks(run, method, data.dataset, architectures)
+        server_network, client_networks = networks(run, method, data.dataset, data.task.width, architectures)
         if raw:  # the method has models of its own
             architectures = (method.name,) * clients
         server = ClientContext(
             id=0,
             seed=run.seed,
             parties=clients,
-            classes=len(data.classes),
+            classes=data.task.width,
+            target=data.target,
             data=own(None),
             network=None if raw else server_network,
             device=run.engine.device,
@@ -114,7 +127,7 @@ class Horizontal:
             )
             for n in range(clients)
         ]
-        server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
+        server, contexts = replace_black_boxes(run, method, data.dataset, data.task, architectures, server, contexts)
         if "architecture groups" in method.needs:
             server, contexts = assign_groups(server, contexts, client_networks, architectures)
         if "public rows at the server" in method.needs or cfg.server_reads_public:
@@ -141,12 +154,12 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
     """The rows of a partitioned data set, in one pool; neither scaled nor filled if `raw`."""
     dataset, shares = data_of(run, files, raw=raw)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
-    test, y = rows(shares.test), dataset.y
+    test, y, (strata, names) = rows(shares.test), dataset.y, dataset.strata
 
     def training(n: int) -> Rows:
         own = rows(shares.shards[n])
         if run.faults.mislabels(n) and own.labels is not None:
-            own = replace(own, labels=len(dataset.classes) - 1 - own.labels)
+            own = replace(own, labels=(len(dataset.classes) - 1 if dataset.classes else 0) - own.labels)
         return own
 
     labels = {"test": [y[shares.test]] * len(shares.shards), "own": [y[part] for part in shares.own_test]}
@@ -160,7 +173,8 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         public_digest=public,
         schema=lambda _: schema(dataset.kind, dataset.input_shape, dataset.classes, dataset.columns),
         describe=lambda: {
-            "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
+            "counts": describe(strata, shares.shards, names).counts.tolist(),
+            **({} if dataset.classes else {"classes": list(names)}),
             "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
             "standardized_by": "" if raw else basis(dataset, shares),
             "notes": list(dataset.notes),
@@ -170,7 +184,9 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
             "server_sha256": digest("", shares.server.astype("<i8")) if len(shares.server) else None,
         },
         labels=labels,
-        own_chances=np.array([np.bincount(y).max() / len(y) for y in labels["own"]]) if "own" in labels else None,
+        own_chances=np.array([chance(y) for y in labels["own"]]) if "own" in labels else None,
+        target=target_of(dataset, run.models.variance),
+        label=dataset.label,
         dataset=dataset,
         split=shares,
         server_rows=shares.server,
@@ -216,11 +232,13 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     if own_form.fill and own is not None and not raw:
         own = replace(own, x=np.where(np.isnan(own.x), own_form.scaling(fitted)[0], own.x), fill="")
     public, own = form.cut(public), None if own is None else replace(own, x=form.cut(own.x))
-    known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale,
+                        target=form.target, label=form.label)  # fmt: skip
     if raw and form.kind == "table":
         _, words, columns = decoded(form.table, np.empty((0, len(form.columns)), np.float32))
         shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
-        known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words)
+        known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words,
+                            form.target, form.label)  # fmt: skip
         if own is not None:
             x = decoded(own_form.table, own.x)[0]
             own = replace(own, x=x, columns=columns, words=words, fill="median" if np.isnan(x).any() else "")
@@ -232,6 +250,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
     server = rows_hash(own.x) if own is not None and server_rows else ""
     about = schema(form.kind, form.input_shape, form.classes, form.columns)
+    about |= {} if form.classes else {"target": list(form.target)}
     common = digest(f"{about}\n{of_public}")
     data = DataAssignment(
         name=name,
@@ -249,6 +268,8 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         },
         dataset=own or known,
         server_rows=train,
+        target=target_of(known, run.models.variance),
+        label=known.label,
     )
     return (
         data,
@@ -270,6 +291,18 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
     return found[: run.data.public_rows]
 
 
+def refuse_for_numbers(run: RunConfig, cfg: MethodConfig) -> None:
+    """Raise ConfigError for settings that a number to predict does not allow."""
+    promised = cfg.promises or run.aggregate.noise is not None
+    if promised and not run.data.own and run.data.label_scale is None:
+        raise ConfigError(
+            "differential privacy needs a target that no single row scales: set the agreed data.label_scale = "
+            "[mean, s.d.]"
+        )
+    if run.evaluate.leaks:
+        raise ConfigError("evaluate.leaks: its attacks guess classes, and this label is a number: leave it out")
+
+
 def _held_out(
     run: RunConfig, own: Dataset, at: int | None, seed: int | None, owner: OwnFile, promises: bool
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -281,7 +314,7 @@ def _held_out(
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
     held = hold_out(
-        np.zeros_like(own.y) if promises else own.y,
+        np.zeros(len(own.y), np.int64) if promises else own.strata[0],
         own.test,
         seed=run.seed if seed is None else seed,
         fraction=data.test_fraction if owner.test_fraction is None else owner.test_fraction,
@@ -295,5 +328,5 @@ def _held_out(
 
 def _pool(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
     """A function from indices (n,) to rows of the data set, in one pool on this device."""
-    every = rows_of(dataset.x, dataset, np.arange(len(dataset.y)), device, dataset.y)
+    every = rows_of(dataset.x, dataset, np.arange(len(dataset.y)), device, training_labels(dataset))
     return lambda which: replace(every, index=torch.from_numpy(which).to(device))

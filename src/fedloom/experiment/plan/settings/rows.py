@@ -1,5 +1,6 @@
 """Rows of a data set as clients hold them: read, divided and standardized, with checks of a file's owners."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +70,22 @@ def divided(data: DataConfig, seed: int, *, raw: bool = False) -> tuple[Dataset,
     if data.group and len(shares.public):
         warn_once(f"{dataset.name}: {len(shares.public)} rows of the owners are public rows (data.public_rows).")
     _warn_of_single_classes(data, dataset, shares)
+    if not dataset.classes:
+        dataset = _with_target(data, dataset, shares)
     if raw:
         return undo(dataset), shares
     if basis(dataset, shares) == BY_OWNER:
         return dataset.standardized_by_owner(np.concatenate(shares.shards)), shares
     known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
     return dataset.standardized(known), shares
+
+
+def _with_target(data: DataConfig, dataset: Dataset, shares: Split) -> Dataset:
+    """The data set with the scale of its number to predict: the agreed one, or that of the server's or all training
+    rows."""
+    if data.label_scale is not None:
+        return replace(dataset, target=data.label_scale)
+    return dataset.with_target(shares.server if len(shares.server) else np.concatenate(shares.shards))
 
 
 def basis(dataset: Dataset, shares: Split) -> str:
@@ -143,6 +154,8 @@ def _check_owners(data: DataConfig, dataset: Dataset) -> None:
             f"data.unseen names owners, so that all {len(dataset.owners)} owners must be clients, not {data.clients}; "
             "leave data.clients and data.options out."
         )
+    if not dataset.classes:
+        return
     single = [dataset.owners[k] for k in range(len(sizes)) if len(np.unique(dataset.y[dataset.groups == k])) == 1]
     if single:
         warn_once(f"{dataset.name}: owners with rows of one class only: {', '.join(single[:8])}.")
@@ -150,7 +163,7 @@ def _check_owners(data: DataConfig, dataset: Dataset) -> None:
 
 def _warn_of_single_classes(data: DataConfig, dataset: Dataset, shares: Split) -> None:
     """Warn if the default partition leaves most clients with one class."""
-    single = sum(len(np.unique(dataset.y[part])) == 1 for part in shares.shards)
+    single = sum(len(np.unique(dataset.strata[0][part])) == 1 for part in shares.shards)
     if data.partition == "dirichlet" and not data.options and 2 * single > len(shares.shards):
         warn_once(
             f"{dataset.name}: {single} of {len(shares.shards)} clients have rows of one class, by the default "

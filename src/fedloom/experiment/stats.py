@@ -1,0 +1,165 @@
+"""Table 1 of several owners' rows before any training, and the schema with scale and words that it agrees on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedloom.core.aggregate import MEAN
+from fedloom.core.context import ClientContext, Rows
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Federation
+from fedloom.core.party import LearnedTable
+from fedloom.core.task import Number
+from fedloom.data.encoder import undo
+from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.options import DataOptions, Task
+from fedloom.data.own import encoded, interpret
+from fedloom.engines import LocalEngine
+from fedloom.methods import find
+from fedloom.methods.tables.stats import CLASS, TARGET
+from fedloom.protect.aggregators import Secure
+
+if TYPE_CHECKING:
+    import pandas
+
+FEWEST = 3
+"""Owners from which on sums are secure."""
+
+
+@dataclass(frozen=True, repr=False)
+class Stats:
+    """Sums over owners, as tables.
+
+    Attributes:
+        tables: numbers, then words and classes, as far as there are any.
+        owners: names.
+        schema: `[data.row_schema]` of a run whose rows stay with their owners.
+        sent: bytes that an owner sends, on average.
+        notes: on how columns were read.
+    """
+
+    tables: tuple[LearnedTable, ...]
+    owners: tuple[str, ...]
+    schema: Mapping[str, Any]
+    sent: int
+    notes: tuple[str, ...] = ()
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The first table, one row for each column; counts below the limit are text, such as "< 5"."""
+        import pandas
+
+        return pandas.DataFrame(list(self.tables[0].rows), columns=list(self.tables[0].columns))
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{row}" for table in self.tables for row in (table.columns, *table.rows))
+
+
+def stats(
+    data: Any,
+    *,
+    label: str | None = None,
+    group: str | None = None,
+    id: str | None = None,
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    task: Task | None = None,
+    missing_words: Sequence[str] = MISSING_WORDS,
+    decimal: Decimal = ".",
+    min_cell: int = 5,
+) -> Stats:
+    """Rows, missing values, means, s.d., quartiles, words and drift of all owners' rows, by the method `stats`.
+
+    With three owners or more, sums are secure: only totals over owners are used.
+
+    Args:
+        data: a file, a folder, a frame or arrays, understood as by `fedloom data`.
+        label, group, id, drop, keep, task, missing_words, decimal: see `fedloom.data.own.read_data`.
+        min_cell: the smallest count that is shown.
+
+    Raises:
+        DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.
+    """
+    options = DataOptions(
+        label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
+        decimal=decimal,
+    )  # fmt: skip
+    found, images = interpret(data, options)
+    if images is not None:
+        raise DataError("Statistics are of tables, not of pictures.")
+    if found.table.groups is None:
+        guess = f", perhaps {found.group_guess!r}" if found.group_guess else ""
+        raise DataError(f"Statistics over owners need the column of the owners: name it as group{guess}.")
+    dataset = undo(encoded(found, images))
+    contexts = parties(dataset)
+    method, aggregator = find("stats"), Secure() if len(contexts) >= FEWEST else MEAN
+    cfg = method.configure(params={"min_cell": min_cell})
+    assert method.server is not None
+    server = method.server(cfg, ClientContext(**{**vars(contexts[0]), "id": 0, "data": None}))
+    with LocalEngine([method.client(cfg, context) for context in contexts]) as engine:
+        fed = Federation(engine, aggregator=aggregator, means=method.client.MEANS)
+        for _ in method.round(fed, server, engine.ids, cfg, 0):
+            pass
+    tables = tuple(named(table, dataset.classes) for table in server.findings())
+    if not tables:
+        raise DataError("Statistics failed: an owner's sums are missing.")
+    sent = sum(entry.bytes for entry in fed.ledger if entry.receiver != "client") // len(contexts)
+    columns = list(zip(dataset.columns, dataset.words, strict=True))
+    schema = row_schema(columns, dataset.classes, str(found.label), tables)
+    return Stats(tables, dataset.owners, schema, sent, dataset.notes)
+
+
+def parties(dataset: Any) -> list[ClientContext]:
+    """The owners of a data set with one column for each raw one, with all of their rows."""
+    pool, labels = torch.from_numpy(dataset.x), torch.from_numpy(np.asarray(dataset.y))
+    zero, one, count = torch.zeros(1), torch.ones(1), len(dataset.owners)
+    return [
+        ClientContext(
+            id=i,
+            parties=count,
+            classes=max(len(dataset.classes), 1),
+            target=None if dataset.classes else Number(),
+            columns=dataset.columns,
+            words=dataset.words,
+            data=Rows(pool, labels, torch.from_numpy(np.flatnonzero(dataset.groups == i)), zero, one),
+        )
+        for i in range(count)
+    ]
+
+
+def named(table: LearnedTable, classes: Sequence[str]) -> LearnedTable:
+    """The table with the names of classes in place of their numbers."""
+    if table.columns[1] != "Word":
+        return table
+    rows = tuple((row[0], classes[int(str(row[1]))], *row[2:]) if row[0] == CLASS else row for row in table.rows)
+    return LearnedTable(table.title, table.columns, rows)
+
+
+def row_schema(
+    columns: Sequence[tuple[str, Sequence[str]]],
+    classes: Sequence[str],
+    label: str,
+    tables: Sequence[LearnedTable | Any],
+) -> dict[str, Any]:
+    """`[data.row_schema]` with the agreed scale: mean and s.d. with six digits; s.d. 1 of a constant column.
+
+    Raises:
+        ConfigError: a column has too few rows for a scale.
+    """
+    scale: dict[str, list[float]] = {}
+    of_label: dict[str, Any] = {"classes": list(classes)} if classes else {}
+    for table in tables:
+        if table.columns[1] == "Word":
+            continue
+        for name, _, _, mean, sd, *_ in table.rows:
+            if mean is None:
+                raise ConfigError(f"the column {name!r} has too few rows for a scale: leave it out with drop")
+            agreed = [float(f"{mean:.6g}"), float(f"{sd or 1.0:.6g}")]
+            if name == TARGET and not classes:
+                of_label["label_scale"] = agreed
+            else:
+                scale[str(name)] = agreed
+    listed = [{"name": name, "categories": list(words)} if words else name for name, words in columns]
+    return {"columns": listed, "label": label, **of_label, **({"scale": scale} if scale else {})}

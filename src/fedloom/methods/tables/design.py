@@ -1,0 +1,187 @@
+"""Columns of exact linear models: their names, the complete rows of an owner, and the agreement on means and scales.
+
+Columns are numbers, an indicator for each word of a category but the first, and with `owners = "fixed"` an indicator
+for each owner but the first. Rows with a missing value are left out. A number to predict has a mean and a scale too.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.core.page import Aggregator, Federation, MethodConfig, MethodError, Party, Shape
+from fedloom.methods.tables import newton
+from fedloom.methods.tables.long_sums import decimal, shortest
+from fedloom.methods.tables.steps import kept, refusal, tensors
+
+
+class LinearConfig(MethodConfig):
+    """A round is one Newton step."""
+
+    l2: float = Field(0.0, ge=0)
+    """Penalty: half of it times the sum of squared coefficients of standardized columns is added to the negative
+    log-likelihood."""
+    owners: Literal["none", "fixed"] = "none"
+    """Whether each owner but the first has an effect of its own."""
+    level: float = Field(0.95, gt=0, lt=1)
+    """Of confidence intervals."""
+
+    def local_steps_of(self, rows: int) -> None:
+        """None: the coordinator computes from sums; owners take no optimizer steps."""
+
+    def refuses(self, aggregator: Aggregator) -> str:
+        """See `MethodConfig.refuses`."""
+        return refusal(aggregator)
+
+    @property
+    def iterations_per_round(self) -> int:
+        """20 rounds unless the run says otherwise; most fits need eight."""
+        return 10
+
+
+def for_number(party: Party[Any]) -> bool:
+    """Whether the party predicts a number."""
+    return party.context.target is not None
+
+
+def time_column(party: Party[Any]) -> int | None:
+    """The place of the column `time` of the settings, which is no covariate, or None without such a setting."""
+    name = getattr(party.cfg, "time", None)
+    if name is None:
+        return None
+    names = list(party.context.columns)
+    if name not in names or party.context.words[names.index(name)]:
+        numbers = [n for n, words in zip(names, party.context.words, strict=True) if not words]
+        raise MethodError(f"params.time names the column of numbers with the times: {name!r} is none of {numbers}")
+    return names.index(name)
+
+
+def labels(party: Party[Any]) -> list[str]:
+    """The names (p,) of all columns but the intercept, constant ones too."""
+    names: list[str] = []
+    for f, (name, words) in enumerate(zip(party.context.columns, party.context.words, strict=True)):
+        if f != time_column(party):
+            names += [f"{name}={word}" for word in words[1:]] if words else [name]
+    fixed = party.cfg.owners == "fixed"
+    return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
+
+
+def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+    """The columns (n, p) float64 of rows x (n, ...), NaN where a value is missing: see `labels`. Numbers are the
+    decimal ones that were read."""
+    raw = decimal(x.flatten(1).float().cpu().numpy())
+    parts, left_out = [np.empty((len(raw), 0))], time_column(party)
+    for f, (values, words) in enumerate(zip(raw.T, party.context.words, strict=True)):
+        if f == left_out:
+            continue
+        hot = (values[:, None] == np.arange(1, len(words))).astype(np.float64)
+        parts.append(np.where(np.isnan(values)[:, None], np.nan, hot) if words else values[:, None])
+    if party.cfg.owners == "fixed":
+        own = np.arange(1, party.context.parties) == party.context.id
+        parts.append(np.repeat(own[None].astype(np.float64), len(raw), axis=0))
+    return np.concatenate(parts, axis=1)
+
+
+def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The columns (n, p), what is to be predicted (n,) and the times (n,), 0 without any, of the party's own rows
+    without a missing value."""
+
+    def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, at = party.context.rows, time_column(party)
+        x, raw = columns(party, rows.every), rows.every.flatten(1).double().cpu().numpy()
+        y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
+        if (target := party.context.target) is not None:
+            y = shortest(
+                target.in_unit(y), target.scale * 2.0**-24 * np.maximum(np.abs(y.astype(np.float64)), 2.0**-20)
+            )
+        time = np.zeros(len(x)) if at is None else raw[:, at]
+        whole = ~(np.isnan(x).any(1) | np.isnan(time) | np.isnan(y))
+        return x[whole], y[whole], time[whole]
+
+    return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)}", make)
+
+
+def measured(party: Party[Any]) -> np.ndarray:
+    """The columns whose means and scales are agreed: those of the complete rows, and a number to predict."""
+    x, y, _ = complete(party)
+    return np.c_[x, y] if for_number(party) else x
+
+
+def standardized(x: np.ndarray, design: Any) -> np.ndarray:
+    """An intercept and the columns that are not constant, (n, 1 + p), with mean 0 and s.d. 1 over all owners' rows."""
+    use = design["kept"].numpy()
+    z = (x[:, use] - design["mean"].numpy()[use]) / design["scale"].numpy()[use]
+    return np.concatenate([np.ones((len(x), 1)), z], axis=1)
+
+
+def names(server: Party[Any], design: Any) -> list[str]:
+    """The names of the intercept and of the columns that are not constant."""
+    return ["intercept", *(n for n, use in zip(labels(server), design["kept"].tolist(), strict=True) if use)]
+
+
+# -- an owner -----------------------------------------------------------------------------------------------------
+
+
+def exponents(party: Any, *, t: int) -> dict[str, Tensor]:
+    """The complete rows (K,) by class, all rows, those whose number to predict is below 0, and the columns' numbers
+    (p, 256) by exponent, as asked in round t: a node adds up one answer with one set of others only."""
+    _, y, _ = complete(party)
+    rows = np.array([len(y)]) if for_number(party) else np.bincount(y, minlength=party.context.classes)
+    found = tensors(rows=rows, exponents=newton.exponents(measured(party)), negative=np.array((y < 0).sum()))
+    return {**found, "all": party.context.row_count.cpu()}
+
+
+def sums(party: Any, *, exponent: Tensor, rows: int) -> dict[str, Tensor]:
+    """The sums (p,) of the columns in units of 2^exponent."""
+    return tensors(sums=newton.added(np.ldexp(measured(party), -exponent.numpy()), newton.bits_for(rows)))
+
+
+def squares(party: Any, *, exponent: Tensor, mean: Tensor, rows: int) -> dict[str, Tensor]:
+    """The sums (p,) of squared differences from the means, in units of 4^(exponent + 1)."""
+    apart = np.ldexp(measured(party) - mean.numpy(), -exponent.numpy() - 1)
+    return tensors(sums=newton.added(apart * apart, newton.bits_for(rows)))
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+def agree(fed: Federation, server: Party[Any], clients: Sequence[int], t: int) -> dict[str, Any]:
+    """Mean, scale and use of each column, for a number to predict `outcome` (2,), its mean and scale, the rows by
+    class, and all rows; {} if an owner's sums are missing."""
+    number, K = for_number(server), server.context.classes
+    p = len(labels(server)) + number
+    whole = Shape("int64")
+    expect = {"rows": Shape("int64", 1 if number else K), "exponents": Shape("int64", p, 256)}
+    counted = fed.total(
+        clients,
+        "exponents",
+        shared={"t": t},
+        expect={**expect, "negative": whole, "all": whole},
+        min_replies=len(clients),
+    )
+    if counted is None:
+        return {}
+    by_class = counted.value["rows"]
+    rows, exponent = int(by_class.sum()), newton.largest_exponents(counted.value["exponents"].numpy())
+    if not rows:
+        raise MethodError("no row is complete: fill missing values, or leave the columns that lack them out")
+    shared, of_columns = {**tensors(exponent=exponent), "rows": rows}, {"sums": Shape("int64", p)}
+    found = fed.total(clients, "sums", shared=shared, expect=of_columns, min_replies=len(clients))
+    if found is None:
+        return {}
+    unit = 2.0 ** -newton.bits_for(rows)
+    mean = np.ldexp(found.value["sums"].numpy() * unit / rows, exponent)
+    about = {**shared, **tensors(mean=mean)}
+    found = fed.total(clients, "squares", shared=about, expect=of_columns, min_replies=len(clients))
+    if found is None:
+        return {}
+    scale = np.ldexp(np.sqrt(found.value["sums"].numpy() * unit / rows), exponent + 1)
+    use = scale > 1e-9 * np.abs(mean)
+    outcome = np.array([mean[-1], scale[-1]]) if number else np.zeros(2)
+    end = p - number
+    numbers = tensors(mean=mean[:end], scale=scale[:end], kept=use[:end], outcome=outcome)
+    of_rows = {"rows": rows, "by_class": by_class, "all": int(counted.value["all"])}
+    return {**numbers, **of_rows, "negative": int(counted.value["negative"])}

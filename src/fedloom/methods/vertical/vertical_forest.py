@@ -1,0 +1,309 @@
+"""A vertical forest: parties send the bins of their aligned rows once, and the active party grows the trees.
+
+Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001. Bins that cross in place of values are the vertical case
+of Z. Tian et al., "FederBoost", arXiv 2011.02796. M. Saar-Tsechansky, F. Provost, "Handling Missing Values when
+Applying Classification Models", JMLR 8, 2007, for a model of each set of columns ("reduced models").
+
+    parties   bins of each column from its own rows, aligned or not; the bins (N_a, F_m) of the aligned rows   | once
+    active    a round is one lot of trees for each set S of parties that may be there at prediction, over the columns of
+              S: rows drawn with replacement, `columns` of them drawn for each node, the best split by Gini
+    predict   parties send the bins of the new rows; a row is predicted by the forest of the parties that have it
+
+Messages: bins, uint8, from parties to the active party. Nothing that depends on labels goes to a party. The active
+party learns each aligned person's place in each column of the others, without values and names of columns.
+
+A row that a party lacks has bin 0, a missing value, in the party's columns. The forest of S is grown from the rows that
+some party of S has. A party that does not answer is asked again in the next round, whose trees then use its columns.
+
+Differs: splits are between bins, not between values. FederBoost boosts; with few aligned rows forests are better
+(docs/vertical-trees.md).
+
+`active-forest` is the forest of the active party's own columns alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import comb
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.core.message import check_like
+from fedloom.core.page import Federation, LearnedTable, MessageError, Method, MethodConfig, MethodError, Party, Shape
+from fedloom.methods.tables.steps import trees_of, trees_tree
+from fedloom.methods.vertical import steps
+from fedloom.trees import forest
+from fedloom.trees.bins import Bins, own_edges
+from fedloom.trees.model import joined
+
+BEYOND = 2**32
+"""A key that no value has."""
+FLOOR = 1e-3
+"""The smallest probability of a class."""
+MOST_COLUMNS = 2**14
+"""Limit of the columns of a party."""
+TREES = {
+    "root": Shape("int32", None),
+    "feature": Shape("int16", None),
+    "left": Shape("uint8", None, None),
+    "child": Shape("int32", None),
+    "value": Shape("int64", None, None),
+}
+"""The form of a forest in a folder."""
+MOST_SETS = 255
+"""Limit of the sets of parties with forests of their own."""
+
+
+class VerticalForestConfig(MethodConfig):
+    """A round is one lot of trees."""
+
+    bins: int = Field(32, ge=4, le=255)
+    """The most bins of a column, with that of missing values. Fewer tell less of a person."""
+    lot: int = Field(60, ge=1, le=1000)
+    """Trees of a round."""
+    depth: int = Field(12, ge=1, le=20)
+    """The most splits above a leaf."""
+    min_rows: int = Field(3, ge=1)
+    """The least number of rows of a leaf, each counted as often as it is drawn."""
+    columns: int | None = Field(None, ge=1)
+    """The columns that a node may split; None for the square root of their number."""
+    absent: int | None = Field(None, ge=0)
+    """How many parties may be absent at a prediction: each set with at most so many fewer has a forest. None for any
+    number. Other sets are predicted by the forest of all parties, for which the absent columns are missing values."""
+    incomplete: Literal["use"] = "use"
+    """Rows that a party lacks are used."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """Five rounds unless the run says otherwise."""
+        return 40
+
+
+@final
+class BinsParty(Party[VerticalForestConfig]):
+    """A party's columns. `edges` (F, bins - 2) int64 are the keys at which its bins begin, from the second bin on."""
+
+    STATE = ("edges",)
+    EXPORT = ("edges",)
+    ROLE = "party"
+    CALLS = ("bins",)
+
+    def setup(self) -> None:
+        """Bins with equally many of the rows that the party has."""
+        rows = self.data
+        x = rows.every if rows.present is None else rows.every[rows.present]
+        found = own_edges(x.flatten(1).cpu().numpy(), self.cfg.bins)
+        edges = torch.full((len(found), self.cfg.bins - 2), BEYOND)
+        for f, keys in enumerate(found):
+            edges[f, : len(keys)] = torch.from_numpy(keys)
+        self.edges = edges
+
+    def bins(self) -> Tensor:
+        """The bins (N_a, F) uint8 of the aligned rows, 0 for rows that the party lacks."""
+        found = self.infer(steps.aligned_rows(self))
+        present = self.data.present
+        return found if present is None else found * present[: self.context.aligned, None]
+
+    def contribution(self, *, on: str) -> Tensor:
+        """The bins (n, F) for a joint evaluation."""
+        return self.bins() if on == "aligned" else self.infer(self.context.tests[on].every)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """The bins (n, F) uint8, from 1 on, of rows x (n, ...)."""
+        layout = Bins(tuple(self.edges.cpu().numpy()), np.zeros(len(self.edges), bool))
+        return torch.from_numpy(layout.of(x.flatten(1).cpu().numpy())).to(x.device)
+
+
+@final
+class VerticalForestActive(Party[VerticalForestConfig]):
+    """The active party. `sent` has the bins (N_a, F_m) of each party that has answered, by its number; `widths` (M,)
+    their columns F_m, 0 for others; `forests` the trees of each set of parties; `gains` (M, W) the gains of splits by
+    column, in the forest of all parties."""
+
+    STATE = ("sent", "widths", "forests", "gains")
+    EXPORT = ("widths", "forests")
+    ROLE = "active"
+
+    def setup(self) -> None:
+        """No bins and no trees."""
+        parties = self.context.parties
+        sets = sum(comb(parties, size) for size in sizes(parties, self.cfg.absent))
+        if sets > MOST_SETS:
+            raise MethodError(
+                f"{parties} parties have {sets} sets, and at most {MOST_SETS} may have forests: set params.absent=1"
+            )
+        self.sent: dict[str, Tensor] = {}
+        self.widths = torch.zeros(parties, dtype=torch.int64)
+        self.forests: dict[str, Any] = {}
+        self.gains = torch.zeros(parties, 0, dtype=torch.float64)
+
+    def take(self, replies: Mapping[int, Tensor]) -> None:
+        """Keep the bins of these parties."""
+        self.sent = {**self.sent, **{str(m): bins for m, bins in replies.items()}}
+        widths = self.widths.clone()
+        for m, bins in replies.items():
+            widths[m] = bins.shape[1]
+        self.widths = widths
+        self.gains = torch.nn.functional.pad(self.gains, (0, int(widths.max()) - self.gains.shape[1]))
+
+    def grow(self, t: int) -> None:
+        """Round t's lot of trees of each set of the parties that have answered."""
+        heard, y = sorted(map(int, self.sent)), steps.labels(self).cpu().numpy()
+        forests = dict(self.forests)
+        for parties in (s for size in sizes(len(heard), self.cfg.absent) for s in combinations(heard, size)):
+            bins = np.concatenate([self.sent[str(m)].cpu().numpy() for m in parties], axis=1)
+            known = bins.any(1)
+            n = int(known.sum())
+            if not n:
+                continue
+            rng = self.stream("forest", t, sum(1 << m for m in parties))
+            drawn = np.stack([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(self.cfg.lot)])
+            layout = layout_of(self.cfg.bins, bins.shape[1])
+            trees = forest.growth(layout, self.cfg.lot, self.cfg.columns, self.cfg.depth, self.cfg.min_rows, rng)
+            news = forest.grow(trees, layout, bins[known], y[known], drawn, self.context.classes)
+            old = [trees_of(forests[name(parties)])] if name(parties) in forests else []
+            forests[name(parties)] = trees_tree(joined([*old, news]))
+            if len(parties) == len(heard):
+                self._count(parties, trees.gains)
+        self.forests = forests
+
+    def _count(self, parties: Sequence[int], gains: np.ndarray) -> None:
+        """Add the gains of splits by these parties' columns."""
+        every, ends = self.gains.clone(), np.cumsum([int(self.widths[m]) for m in parties])
+        for m, part in zip(parties, np.split(gains, ends[:-1]), strict=True):
+            every[m, : len(part)] += torch.from_numpy(part)
+        self.gains = every
+
+    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
+        """Logits (n, K) from the bins (n, F_m) of the parties that answer: logarithms of probabilities, 0 before there
+        are trees. Bins 0, or of another number of columns than were trained with, are read as absence."""
+        first = next(iter(contributions.values()))
+        n, K, widths = len(first), self.context.classes, self.widths.tolist()
+        parts = {
+            m: x.clamp(0, self.cfg.bins - 1).to(torch.uint8).cpu().numpy()
+            for m, x in contributions.items()
+            if widths[m] and x.shape == (n, widths[m])
+        }
+        heard = [m for m, width in enumerate(widths) if width]
+        p = np.full((n, K), 1 / K)
+        here = np.stack([parts[m].any(1) if m in parts else np.zeros(n, bool) for m in heard] or [np.zeros(n)], axis=1)
+        for pattern in np.unique(here, axis=0):
+            rows = (here == pattern).all(1)
+            there = [m for m, has in zip(heard, pattern, strict=False) if has]
+            used = there if name(there) in self.forests else heard
+            if name(used) not in self.forests:
+                continue
+            blank = {m: np.zeros((int(rows.sum()), widths[m]), np.uint8) for m in used if m not in parts}
+            bins = np.concatenate([parts[m][rows] if m in parts else blank[m] for m in used], axis=1)
+            p[rows] = forest.shares(trees_of(self.forests[name(used)]).scores(bins, K))
+        return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float().to(first.device)
+
+    def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
+        """Nothing: no message to a party depends on labels."""
+        return {}
+
+    def restore(self, state: Any) -> None:
+        """Take the widths and forests of a folder.
+
+        Raises:
+            MessageError: they do not fit each other.
+        """
+        check_like(state, {"widths": self.widths, "forests": dict})
+        K, parties = self.context.classes, self.context.parties
+        widths = state["widths"].tolist()
+        if not all(0 <= width <= MOST_COLUMNS for width in widths):
+            raise MessageError(f"widths must be from 0 to {MOST_COLUMNS}, not {widths}")
+        sets = {name(s): s for size in range(1, parties + 1) for s in combinations(range(parties), size)}
+        for key, tree in state["forests"].items():
+            if key not in sets:
+                raise MessageError(f"a forest must be of parties from 0 to {parties - 1}, not of {key[:40]!r}")
+            check_like(tree, TREES)
+            trees = trees_of(tree)
+            problem = trees.problem(sum(widths[m] for m in sets[key]), self.cfg.bins)
+            if problem or trees.value.shape[1] != K or (trees.value < 0).any():
+                problem = problem or f"leaves must have {K} values, none below 0"
+                raise MessageError(f"the forest of {key}: {problem}")
+        self.widths, self.forests = state["widths"], state["forests"]
+
+    def findings(self) -> list[LearnedTable]:
+        """The share of each party, and of its columns, in the gains of all splits."""
+        shares = self.gains / self.gains.sum().clamp(min=1e-300)
+        by_party = [(f"party {m}", int(self.widths[m]), float(shares[m].sum())) for m in range(len(shares))]
+        order = shares.flatten().argsort(descending=True, stable=True)[:10].tolist()
+        width = max(shares.shape[1], 1)
+        top = [(f"party {i // width}", i % width, float(shares.flatten()[i])) for i in order if shares.flatten()[i] > 0]
+        return [
+            LearnedTable(
+                "Importance: the share of the gains of all splits", ("Party", "Columns", "Share"), tuple(by_party)
+            ),
+            LearnedTable("The most important columns", ("Party", "Number of its column", "Share"), tuple(top)),
+        ]
+
+
+def sizes(parties: int, absent: int | None) -> range:
+    """The sizes of the sets of parties with forests, the largest first."""
+    least = 1 if absent is None else max(1, parties - absent)
+    return range(parties, least - 1, -1)
+
+
+def name(parties: Sequence[int]) -> str:
+    """The name of a set of parties."""
+    return "-".join(map(str, parties))
+
+
+def layout_of(bins: int, columns: int) -> Bins:
+    """As many bins for each column."""
+    return Bins((np.arange(bins - 2),) * columns, np.zeros(columns, bool))
+
+
+def round(
+    fed: Federation, active: VerticalForestActive, parties: Sequence[int], cfg: VerticalForestConfig, t: int
+) -> Iterator[str]:
+    """Ask for bins that the active party lacks, and grow a lot of trees."""
+
+    def check(_: int, bins: Tensor) -> None:
+        if not 1 <= bins.shape[1] <= MOST_COLUMNS or bool((bins >= cfg.bins).any()):
+            raise MessageError(f"bins must be below {cfg.bins}, in 1 to {MOST_COLUMNS} columns")
+
+    if lacking := [m for m in parties if str(m) not in active.sent]:
+        active.take(fed.call(lacking, "bins", expect=Shape("uint8", active.context.aligned, None), check=check))
+    active.grow(t)
+    yield "round"
+
+
+def round_alone(
+    fed: Federation, active: VerticalForestActive, parties: Sequence[int], cfg: VerticalForestConfig, t: int
+) -> Iterator[str]:
+    """A lot of trees over the active party's own columns."""
+    yield from round(fed, active, [m for m in parties if m == 0], cfg, t)
+
+
+VERTICAL_FOREST = Method(
+    name="vertical-forest",
+    title="A random forest over the bins of all parties' columns, sent once",
+    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
+    family="vertical",
+    config=VerticalForestConfig,
+    round=round,
+    client=BinsParty,
+    server=VerticalForestActive,
+    setting="vertical",
+    needs=("no network",),
+    any_contributor=True,
+)
+
+METHODS = (
+    VERTICAL_FOREST,
+    replace(
+        VERTICAL_FOREST,
+        name="active-forest",
+        title="The active party's forest on its own columns alone",
+        round=round_alone,
+        contributors=(0,),
+        any_contributor=False,
+    ),
+)

@@ -1,0 +1,129 @@
+"""What a run will send from a node, in plain words, from the installed method and the node's config.
+
+Nothing here is the coordinator's text: names of columns are those that the node's owner allows. The terms are the same
+at all nodes of a run, and their hash is part of every secure sum, so nodes that were shown others have no sum together.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from fedloom.core.context import ClientContext
+from fedloom.core.method import Method
+from fedloom.experiment.config.run import RunConfig
+from fedloom.remote.node.config import NodeConfig
+
+WEAKNESSES: Final = {
+    "W1": "the coordinator sees each message of this node; a message may reveal rows",
+    "W2": "a coordinator that sends a crafted model can read rows from a secure sum, without their owner",
+    "W3": "a peer gets this node's model, or a gradient at a point that it chooses; both may reveal rows",
+    "W4": "messages for each aligned row reveal that row's columns to the coordinator",
+    "W5": "the coordinator learns of each of its ids whether it is here",
+    "W6": "the time that a call takes is not covered by ε",
+    "W7": "classes or cells of few rows are seen in what is sent, also in a sum",
+}
+"""By number, as in docs/officer.md."""
+_BY_CLASS: Final = ("fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedglm")
+
+
+def terms(run: RunConfig, method: Method, cfg: Any, rounds: int) -> str:
+    """The terms of a run, in lines: equal for coordinator and all nodes, whatever the seed.
+
+    Args:
+        run: the config that nodes receive.
+        method, cfg, rounds: of it.
+    """
+    return "\n".join(_lines(run, method, cfg, rounds))
+
+
+def sha256(text: str) -> str:
+    """The hash of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def summary(config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int) -> str:
+    """What a node's owner approves: the terms, and what this node does with them."""
+    data = config.data[run.data.name]
+    common = terms(run, method, cfg, rounds)
+    looks = f"yes, with noise, at most {data.looks} in all runs" if data.score and config.evaluate else "no"
+    epsilon = f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs" if cfg.promises else "no ε"
+    lines = [
+        common,
+        f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
+        f"What is sent: {config.outgoing}; {epsilon}.",
+        f"Scores of models: {looks}. Notes: {'yes' if config.notes else 'no'}.",
+    ]
+    if run.aggregate.secure:
+        lines.append(f"Sums are of at least {config.min_sum} of {', '.join(sorted({config.name, *config.peers}))}.")
+    if method.client.TO_PEERS:
+        lines.append(f"Peers are among {', '.join(sorted(config.peers)) or 'none'}.")
+    return "\n".join([*lines, f"Terms: {sha256(common)[:16]} (the same at all nodes)"])
+
+
+def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
+    """The numbers of the known weaknesses that a run has."""
+    secure, client = run.aggregate.secure, method.client
+    single = [name for name in _replies(method, client.CALLS) if not (secure and name in client.MEANS)]
+    found = {
+        "W1": bool(single) and not cfg.promises,
+        "W2": secure and not cfg.promises,
+        "W3": bool(client.TO_PEERS),
+        "W4": method.setting == "vertical",
+        "W5": run.columns.private,
+        "W6": cfg.promises,
+        "W7": method.name in _BY_CLASS,
+    }
+    return [number for number, there in found.items() if there]
+
+
+def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[str]:
+    yield f"Method {method.name}: {method.title}. {rounds} rounds, {run.data.clients} parties."
+    form = run.data.row_schema
+    if form is not None:
+        names = ", ".join(ascii(column.name)[1:-1] for column in form.columns) or "images"
+        what = f"{len(form.classes)} classes" if form.classes else "a number"
+        yield f"Inputs: {names}. Label: {ascii(form.label)[1:-1]}, {what}."
+    elif run.columns.private:
+        yield "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns which it has, too."
+    client, secure = method.client, run.aggregate.secure
+    replies = {"the coordinator": _replies(method, client.CALLS), "peers": _replies(method, client.TO_PEERS)}
+    for receiver, sent in replies.items():
+        each = " for each peer" if receiver == "peers" else ""
+        yield f"Sent to {receiver} in a round: {'' if sent else 'nothing.'}".rstrip()
+        for name in sent:
+            how = " Only as part of a secure sum." if secure and name in client.MEANS else ""
+            yield f"  {name}, {_times(cfg, run, name)}{each}: {_first_line(method, name)}{how}"
+    for one in cfg.guarantees:
+        by = "the coordinator's noise" if one.by_server else "this node's noise"
+        yield f"Privacy: {one.message} by {by}, δ = {one.delta:g}, between data sets of which {one.adjacency}."
+    if not cfg.guarantees:
+        yield "Privacy: no ε. What is sent is computed from rows, and may reveal rows."
+    for number in weaknesses(run, method, cfg):
+        yield f"Weakness {number}: {WEAKNESSES[number]}."
+    yield f"Settings: {json.dumps(cfg.model_dump(mode='json'), sort_keys=True)}"
+
+
+def _replies(method: Method, names: tuple[str, ...]) -> list[str]:
+    """The party's methods whose replies have content."""
+    return [name for name in names if inspect.signature(getattr(method.client, name)).return_annotation not in _NOTHING]
+
+
+_NOTHING: Final = (None, "None")
+
+
+def _first_line(method: Method, name: str) -> str:
+    return (
+        (inspect.getdoc(getattr(method.client, name)) or "its page does not say what.")
+        .partition("\n\n")[0]
+        .replace("\n", " ")
+    )
+
+
+def _times(cfg: Any, run: RunConfig, name: str) -> str:
+    """How often a round calls a method: see `MethodConfig.calls_in_round`."""
+    about = SimpleNamespace(parties=run.data.clients, aligned=run.columns.aligned or 0)
+    count = cfg.calls_in_round(cast(ClientContext, about)).get(name, 1)
+    return "once" if count == 1 else f"up to {count} times" if count else "once for each batch of aligned rows"

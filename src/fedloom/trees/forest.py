@@ -1,0 +1,72 @@
+"""A random forest of rows that are all in one place."""
+
+import numpy as np
+
+from fedloom.trees.bins import Bins
+from fedloom.trees.exact import PARTS
+from fedloom.trees.growth import Growth
+from fedloom.trees.histograms import class_histograms
+from fedloom.trees.model import Trees
+from fedloom.trees.splits import Criterion, Gini
+
+GINI = Gini()
+
+
+def growth(
+    layout: Bins,
+    trees: int,
+    columns: int | None,
+    depth: int,
+    min_rows: int,
+    rng: np.random.Generator,
+    criterion: Criterion = GINI,
+) -> Growth:
+    """New trees of a forest.
+
+    Args:
+        layout: the bins of all F columns.
+        trees: their number.
+        columns: the columns that a node may split; None for the square root of F.
+        depth: the most splits above a leaf.
+        min_rows: the least number of rows of a leaf, each counted as often as it is drawn.
+        rng: draws the columns of each node.
+        criterion: what a split gains; by default that of classes.
+    """
+    F = len(layout.edges)
+    k = min(F, columns or max(1, int(np.sqrt(F))))
+
+    def draw(nodes: int) -> np.ndarray:
+        chosen: np.ndarray = np.sort(rng.random((nodes, F)).argsort(1)[:, :k], 1)
+        return chosen
+
+    return Growth(trees, layout, criterion, depth=depth, min_rows=min_rows, draw=draw)
+
+
+def grown(trees: Growth) -> Trees:
+    """The trees with their leaves N_k / N, in steps of 2^-20."""
+    return trees.grown(lambda s: (s.T * PARTS) // np.maximum(s.sum(0), 1)[:, None])
+
+
+def grow(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray, classes: int) -> Trees:
+    """Grow trees from rows.
+
+    Args:
+        trees: new trees.
+        layout: their bins.
+        bins: (n, F) uint8.
+        y: (n,) labels.
+        drawn: (T, n) int64, how often each row is drawn for each tree.
+        classes: K.
+    """
+    node = np.repeat(np.arange(len(drawn), dtype=np.int32)[:, None], len(y), axis=1)
+    while len(trees.asked):
+        trees.splits.move(node, bins)
+        found = class_histograms(bins, y, drawn, node, trees.asked, trees.tree, trees.columns, layout.widths, classes)
+        trees.answer(found)
+    return grown(trees)
+
+
+def shares(scores: np.ndarray) -> np.ndarray:
+    """Probabilities (n, K) from the summed shares (K, n) of all trees."""
+    p: np.ndarray = (scores / scores.sum(0)).T
+    return p

@@ -1,0 +1,124 @@
+"""A comparison says what is not equal, tunes all methods alike if asked, and becomes a table of a paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom
+from fedloom.core.cards import latex_escaped
+from fedloom.core.errors import ConfigError
+from fedloom.experiment.plan.reading import seeds_from, seeds_of
+from fedloom.experiment.run.result import Comparison
+from fedloom.report import paper
+from fedloom.report.results import verdict
+from tests.command import Done
+from tests.command import fedloom as command
+
+__all__ = ["command"]
+
+SMALL: dict[str, Any] = {"clients": 3, "public_rows": 40, "test_rows": 60, "models": "mlp", "evaluate": {"points": 1}}
+STEPS = """
+from fedloom.methods.averaging import fedavg
+from dataclasses import replace
+METHODS = tuple(replace(m, name="mine") for m in fedavg.METHODS if m.name == "fedavg")
+"""
+
+
+@pytest.fixture(scope="module")
+def by_rounds() -> Comparison:
+    return Comparison(**fedloom.compare(["fedal", "fedmd", "local"], seeds=2, rounds=2, **SMALL))
+
+
+def test_equal_rounds_of_unequal_steps_stand_in_the_headline_with_the_numbers(by_rounds: Comparison) -> None:
+    assert by_rounds.unequal == ["local steps of a client: fedal 10, fedmd 2, local 10"]
+    found = verdict(by_rounds)
+    assert found is not None and not found.decided
+    assert found.text.startswith("Not an equal comparison (local steps of a client: fedal 10, fedmd 2, local 10): ")
+    assert '{ method = "fedmd", rounds = 10 }' in by_rounds.remarks[0]
+
+
+def test_rounds_of_an_entry_make_the_steps_equal() -> None:
+    methods: list[Any] = ["fedal", {"method": "fedmd", "rounds": 10}]
+    found = Comparison(**fedloom.compare(methods, iterations=10, **SMALL))
+    assert found.unequal == [] and found.remarks == []
+
+
+def test_epochs_count_as_the_steps_that_they_take(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STEPS)
+    entries: list[Any] = ["fedal", {"method": str(tmp_path / "mine.py"), "params": {"epochs": 20}}]
+    found = fedloom.compare(entries, iterations=20, partition="iid", **SMALL)
+    rows = 1797 - 449 - 40  # of the digits, without test and public rows
+    steps = 20 * -(-(rows // 3) // 128)
+    assert found["unequal"] == [f"local steps of a client: fedal 20, mine {steps}"]
+    assert any(text.startswith("batch sizes differ: fedal 32, mine 128") for text in found["remarks"])
+
+
+def test_other_networks_and_lone_settings_are_named() -> None:
+    settings = {**SMALL, "models": {"pool": None}}
+    entries: list[Any] = [{"method": "fedmd", "params": {"lr": 0.01}}, "feddf", "fedavg"]
+    found = fedloom.compare(entries, iterations=1, **settings)
+    assert any(re.match(r"networks: .*fedavg cnn-small", text) for text in found["unequal"])
+    assert any("fedmd lr = 0.01" in text and "--tune" in text for text in found["remarks"])
+    ablation: list[Any] = [{"name": "a", "method": "fedmd", "params": {"lr": 0.01}}, "fedmd"]
+    assert fedloom.compare(ablation, iterations=1, **SMALL)["remarks"] == []
+
+
+def test_tuning_chooses_each_rate_on_validation_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.experiment.run import tuning
+
+    monkeypatch.setattr(tuning, "FACTORS", (1e-6, 10.0))  # a rate that learns nothing, and one that learns
+    found = fedloom.compare(["fedmd", "local"], iterations=20, tune=True, **SMALL)
+    assert "fedmd 0.01, local 0.01" in found["remarks"][0] and found["unequal"] == []
+    with pytest.raises(ConfigError, match=r"data\.validation"):
+        fedloom.compare(["fedmd", "local"], rounds=1, tune=True, validation=0.2, **SMALL)
+    with pytest.raises(ConfigError, match="the seed 9999"):
+        fedloom.compare(["fedmd", "local"], rounds=1, tune=True, seeds=[9999], **SMALL)
+
+
+def test_a_number_of_seeds_is_that_many() -> None:
+    assert seeds_of("5") == [0, 1, 2, 3, 4] == seeds_from(5) and seeds_of("0,5") == [0, 5]
+    assert seeds_of("0") == [0] and seeds_of("7-7") == [7]
+    for wrong in (0, -1, True, 2026):
+        with pytest.raises(ConfigError, match="list the seeds"):
+            seeds_from(wrong)
+
+
+def test_a_comparison_becomes_a_table_and_references(by_rounds: Comparison) -> None:
+    table, references = paper.latex(by_rounds), paper.bibtex(by_rounds)
+    cited = set(re.findall(r"\\cite\{(\w+)\}", table))
+    assert cited and cited <= set(re.findall(r"^@\w+\{(\w+),", references, re.M))
+    assert table.count(r"\\") == 4 and table.count("$ [$") == 2
+    assert "Not equal: local steps of a client" in table
+    for text in (table, references):
+        assert text.count("{") == text.count("}")
+    assert latex_escaped("50 % of a_b & #1") == r"50 \% of a\_b \& \#1"
+
+
+def test_every_method_has_an_entry_with_a_key_of_its_paper() -> None:
+    from fedloom.methods import registry
+
+    for name, method in registry().items():
+        if ": " not in method.paper:
+            continue
+        entry = paper.entry(method.paper)
+        assert entry.startswith(("@misc{", "@inproceedings{")) and paper.cite_key(method.paper) in entry, name
+        assert "title = {{" in entry and "author = {" in entry
+
+
+def test_the_command_counts_iterations_and_writes_the_files_of_a_paper(
+    tmp_path: Path, command: Callable[..., Done]
+) -> None:
+    small = ("-s", "data.clients=3", "-s", "models.pool=mlp", "-s", "data.public_rows=40", "-s", "evaluate.points=1")
+    done = command("compare", "fedmd", "local", "--iterations", "5", "--seeds", "2", "--latex", "--out", "c", *small)
+    assert "Not an equal" not in done.stdout and "table.tex" in done.stdout
+    pdf = (tmp_path / "c" / "paper" / "accuracy.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
+    assert {p.name for p in (tmp_path / "c" / "paper").iterdir()} == {"table.tex", "references.bib", "accuracy.pdf"}
+    wrong = command("compare", "fedmd", "local", "--iterations", "5", "--rounds", "2", code=2)
+    assert "--rounds or --iterations, not both" in wrong.stderr
+    assert "no comparison.json" in command("report", "nowhere", "--latex", code=2).stderr

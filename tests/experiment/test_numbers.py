@@ -1,0 +1,116 @@
+"""Runs that predict a number: their unit, their scale, engines, and methods that refuse."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedloom
+from fedloom.cli.app import app
+from fedloom.core.errors import ConfigError
+from fedloom.data.own import read_data
+from fedloom.deploy.models import load_model
+
+OWNERS, ROWS = 3, 40
+
+
+def prices(shift: float = 1e9, scale: float = 1000.0) -> dict[str, Any]:
+    """A table whose price is nearly linear in two columns, with one owner for each third of the rows."""
+    rng = np.random.default_rng(0)
+    size, age = rng.normal(size=(2, OWNERS * ROWS))
+    price = shift + scale * (3 * size - 2 * age + 0.1 * rng.normal(size=len(size)))
+    return {"size": size, "age": age, "owner": np.repeat(["a", "b", "c"], ROWS), "price": price}
+
+
+def run(method: str = "fedavg", **settings: Any) -> fedloom.Result:
+    import pandas as pd
+
+    given = {"data": pd.DataFrame(prices()), "label": "price", "group": "owner", "rounds": 8, "public_rows": 0}
+    return fedloom.run(method, **{**given, "models": {"pool": ["linear"]}, "params": {"lr": 0.2}, **settings})
+
+
+@pytest.fixture(scope="module")
+def averaged() -> fedloom.Result:
+    return run()
+
+
+def test_errors_are_in_the_unit_of_the_label(averaged: fedloom.Result) -> None:
+    s = averaged.summary
+    assert s["task"] == "number" and s["label"] == "price" and "accuracy" not in s
+    assert s["chance"] == pytest.approx(3600, rel=0.3)  # the s.d. of the price
+    assert averaged.rmse < 0.3 * s["chance"] and averaged.rmse == s["rmse"]["mean"]
+    assert s["client_scores"]["r2"]["mean"] > 0.9 and s["client_scores"]["mae"]["mean"] < averaged.rmse
+    assert "RMSE on the global test set" in repr(averaged) and "%" not in repr(averaged)
+    with pytest.raises(ConfigError, match=r"result\.rmse"):
+        _ = averaged.accuracy
+
+
+def test_a_constant_predictor_is_chance() -> None:
+    found = run(rounds=0, models={"pool": ["mlp"]})
+    assert found.rmse == pytest.approx(found.summary["chance"], rel=0.3)  # an untrained network says about the mean
+
+
+@pytest.mark.parametrize("engine", [{"workers": 2}, {"name": "isolated"}, {"name": "batched"}])
+def test_engines_agree(averaged: fedloom.Result, engine: dict[str, Any]) -> None:
+    found = run(engine=engine)
+    assert found.rmse == pytest.approx(averaged.rmse, rel=1e-4)
+    if engine.get("name") == "batched":
+        assert not any("in turn" in remark for remark in found.summary["engine"]["remarks"])
+    else:
+        assert found.summary["state_sha256"] == averaged.summary["state_sha256"]
+
+
+def test_another_unit_learns_the_same(averaged: fedloom.Result) -> None:
+    import pandas as pd
+
+    found = run(data=pd.DataFrame(prices(scale=1.0)))
+    assert found.rmse == pytest.approx(averaged.rmse / 1000, rel=1e-3)
+
+
+def test_an_agreed_scale_takes_the_place_of_that_of_the_rows(averaged: fedloom.Result) -> None:
+    found = run(label_scale=(1e9, 30000.0))
+    assert found.rmse != averaged.rmse and found.rmse < 0.5 * found.summary["chance"]
+    with pytest.raises(ConfigError, match=r"mean and an s\.d\. above 0"):
+        run(label_scale=(0.0, 0.0))
+    with pytest.raises(ConfigError, match=r"data\.label_scale"):  # a row moves the mean of all training rows
+        run(params={"lr": 0.05, "dp": {"unit": "rows", "sigma": 1.0}})
+
+
+def test_a_variance_is_learned_beside_the_mean(averaged: fedloom.Result) -> None:
+    found = run(models={"pool": ["linear"], "variance": True}, rounds=30, params={"lr": 0.05})
+    assert found.rmse < 0.5 * found.summary["chance"]
+    assert found.models[0](torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_clients_of_a_partition_hold_parts_of_the_range() -> None:
+    data = read_data(prices(), label="price")
+    strata, names = data.strata
+    assert len(names) == 10 and np.bincount(strata).tolist() == [12] * 10
+    assert data.y[strata == 3].max() < data.y[strata == 4].min()
+
+
+def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> None:
+    import pandas as pd
+
+    rows, models = pd.DataFrame(prices()).head(7), {"pool": ["linear"], "variance": True}
+    trained = run(out=tmp_path / "run", models=models, params={"lr": 0.05})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    folder = trained.export(tmp_path / "models") / "a"
+    found = load_model(folder).predict(rows)
+    assert found.shape == (7, 2) and (found[:, 1] > 0).all()
+    assert float(np.abs(found[:, 0] - rows["price"]).mean()) < trained.summary["chance"]
+    script = [sys.executable, folder / "predict.py", tmp_path / "rows.csv"]
+    answer = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[0] == "price,s.d."
+    said = [[float(word) for word in line.split(",")] for line in answer.stdout.splitlines()[1:]]
+    np.testing.assert_allclose(said, found, rtol=1e-8)
+    asked = ["predict", str(folder), str(tmp_path / "rows.csv"), "--out", str(tmp_path / "p.csv")]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert [line.split(",")[1:] for line in (tmp_path / "p.csv").read_text().splitlines()] == [
+        line.split(",") for line in answer.stdout.splitlines()
+    ]

@@ -1,0 +1,147 @@
+"""The method `stats` and `fedloom stats`: the numbers of pandas and SciPy on pooled rows, from sums alone."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats as tests
+from typer.testing import CliRunner
+
+import fedloom
+from fedloom import methods
+from fedloom.cli.app import app
+from fedloom.core.errors import DataError
+from fedloom.core.page import LearnedTable
+from fedloom.experiment.config.data import SchemaConfig
+from fedloom.methods.tables.long_sums import parts
+from fedloom.methods.tables.stats import masked, roundest
+from fedloom.protect.aggregators import Secure
+from tests.methods.tables import federation, owners, splits, table
+
+STATS, CUTS = methods.find("stats"), [500, 700, 1500]
+
+
+def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose owners differ in one column; one column is far from 0, and one has whole numbers."""
+    x, y = table(2000, seed=seed)
+    x[:, 0] = 1e6 + 5 * x[:, 0]
+    x[700:1500, 2] += 0.3
+    x[:, 4] = np.round(10 * x[:, 4])
+    return x, y
+
+
+def tables(x: np.ndarray, y: np.ndarray, cuts: list[int], **how: Any) -> tuple[LearnedTable, LearnedTable]:
+    toy = federation(STATS, owners(x, y, cuts), **how).run(2)
+    numbers, words = toy.server.findings()
+    return numbers, words
+
+
+def column(found: LearnedTable, name: str) -> list[Any]:
+    return [row[found.columns.index(name)] for row in found.rows]
+
+
+def test_numbers_are_those_of_pandas() -> None:
+    x, y = rows()
+    numbers, words = tables(x, y, CUTS)
+    pooled = pd.DataFrame(x[:, [0, 1, 2, 4]].astype(float))
+    assert column(numbers, "Rows") == pooled.count().tolist()
+    assert column(numbers, "Missing") == pooled.isna().sum().tolist()
+    assert column(numbers, "Mean") == pytest.approx(pooled.mean().tolist(), rel=1e-14)
+    assert column(numbers, "S.d.") == pytest.approx(pooled.std().tolist(), rel=1e-12)
+    for name, q in (("25%", 0.25), ("Median", 0.5), ("75%", 0.75)):
+        apart = np.abs(np.array(column(numbers, name)) - pooled.quantile(q))
+        assert (apart < 0.005 * pooled.std()).all()
+    assert column(numbers, "Median")[3] == pooled[3].median()  # whole numbers have a whole one
+    counts = pd.Series(x[:, 3]).value_counts().sort_index()
+    assert column(words, "Rows")[:7] == counts.tolist()
+    assert column(words, "Share")[:7] == pytest.approx((counts / counts.sum()).tolist())
+    assert column(words, "Rows")[7:] == [float(np.isnan(x[:, 3]).sum()), *np.bincount(y)]
+
+
+def test_drift_is_that_of_scipy_s_tests() -> None:
+    x, y = rows()
+    numbers, words = tables(x, y, CUTS)
+    parts_ = np.split(x.astype(float), CUTS)
+    for place, name in ((0, 0), (2, 2)):
+        groups = [part[~np.isnan(part[:, name]), name] for part in parts_]
+        assert column(numbers, "p-value")[place] == pytest.approx(tests.f_oneway(*groups).pvalue, rel=1e-6)
+    assert column(numbers, "p-value")[2] < 1e-4 < column(numbers, "p-value")[0]
+    seen = np.array([[(part[:, 3] == w).sum() for w in range(7)] for part in parts_])
+    assert column(words, "Drift")[0] == pytest.approx(tests.contingency.association(seen), rel=1e-9)
+    assert column(words, "p-value")[0] == pytest.approx(tests.chi2_contingency(seen).pvalue, rel=1e-9)
+
+
+def test_all_but_drift_has_the_same_bits_for_every_split_and_secure_sums_change_none() -> None:
+    x, y = (a[:400] for a in rows())
+
+    def without_drift(found: tuple[LearnedTable, ...]) -> list[Any]:
+        return [row[:-2] for one in found for row in one.rows]
+
+    whole = without_drift(tables(x, y, []))
+    assert all(without_drift(tables(x, y, cuts)) == whole for cuts in splits(400))
+    plain, isolated = tables(x, y, [100, 200]), tables(x, y, [100, 200], isolated=True)
+    assert plain == isolated == tables(x, y, [100, 200], means=Secure())
+
+
+def test_small_counts_are_hidden_and_so_is_what_would_tell_them() -> None:
+    assert masked([0, 3, 50, 10], 5) == [0, "< 5", 50, "hidden"]
+    assert masked([4, 3, 50, 10], 5) == ["< 5", "< 5", 50, 10]
+    x, y = (a[:60] for a in rows())
+    x[:, 1] = np.nan
+    x[:3, 1] = 7
+    x[:57, 2], x[57:, 2] = 1, np.nan
+    numbers, _ = tables(x, y, [20, 40])
+    assert numbers.rows[1][1:] == ("< 5", 57.0, *[None] * 7)
+    assert numbers.rows[2][1:3] == (57.0, "< 5")
+    assert numbers.rows[2][3:8] == (1, 0, 1, 1, 1)
+
+
+def test_parts_of_a_sum_are_exact() -> None:
+    x = np.array([1e30, -1e30, 3.5, -(2.0**-40), 1e-5])
+    found = parts(x, -60, 5)
+    assert (np.abs(found) < 2**36).all()
+    back = [sum(int(p) * 2 ** (36 * k) for k, p in enumerate(row)) / 2**60 for row in found]
+    assert back == pytest.approx(x.tolist(), rel=1e-12)
+    assert roundest(49.97, 50.02) == 50 and roundest(0.12341, 0.12359) == 0.1235 and roundest(1.0, 1.0) == 1.0
+
+
+def frame() -> pd.DataFrame:
+    x, y = rows(3)
+    found = pd.DataFrame(x[:300, [0, 1, 4]], columns=["size", "level", "visits"])
+    found["kind"] = [None if np.isnan(v) else "abcdefg"[int(v)] for v in x[:300, 3]]
+    return found.assign(ill=np.where(y[:300] == 1, "yes", "no"), clinic=np.repeat(["A", "B", "C"], 100))
+
+
+def test_a_frame_has_statistics_and_an_agreed_schema() -> None:
+    found = fedloom.stats(frame(), label="ill", group="clinic")
+    shown = found.to_frame().set_index("Column")
+    assert shown.loc["level", "Mean"] == pytest.approx(frame()["level"].mean(), rel=1e-6)
+    assert found.owners == ("A", "B", "C") and 0 < found.sent < 20_000
+    assert [row[1] for row in found.tables[1].rows if row[0] == "class"] == ["no", "yes"]
+    schema = SchemaConfig(**found.schema)  # as a run reads it
+    assert schema.label == "ill" and schema.classes == ("no", "yes")
+    assert schema.scale is not None and schema.scale["size"][0] == pytest.approx(frame()["size"].mean(), rel=1e-5)
+    with pytest.raises(DataError, match="name it as group"):
+        fedloom.stats(frame(), label="ill")
+
+
+def test_the_command_shows_tables_and_writes_the_schema(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "rows.csv", index=False)
+    words = ["stats", str(tmp_path / "rows.csv"), "--label", "ill", "--group", "clinic"]
+    shown = CliRunner().invoke(app, [*words, "--schema", str(tmp_path / "schema.toml")], catch_exceptions=False)
+    assert shown.exit_code == 0 and "Median" in shown.output and "visits" in shown.output
+    schema = tomllib.loads((tmp_path / "schema.toml").read_text())["data"]["row_schema"]
+    assert SchemaConfig(**schema).scale is not None
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output.splitlines()[-1])
+    assert [one["title"] for one in found["tables"]] == ["Numbers", "Words"] and found["row_schema"] == schema
+
+
+def test_methods_of_raw_rows_are_compared_with_networks_that_have_public_rows() -> None:
+    found = fedloom.compare(["local", "stats"], data="breast_cancer", rounds=1, seeds=[0], clients=3)
+    assert [m["name"] for m in found["methods"]] == ["local", "stats"]

@@ -1,0 +1,463 @@
+"""What a site's officer decides: which run begins, in which words it is asked for, who may decide, what may leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography import x509
+
+from fedloom.cli import approval as command
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.experiment.plan.build import build, resolve
+from fedloom.experiment.plan.node_party import for_nodes
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.methods import registry, steps
+from fedloom.remote import payload
+from fedloom.remote.certs import CertificateAuthority, fingerprint, write
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.node import approval
+from fedloom.remote.node.audit import verify
+from fedloom.remote.node.decision import What
+from fedloom.remote.node.outgoing import Outgoing, OutgoingFilter
+from fedloom.remote.node.terms import sha256, terms
+from fedloom.remote.rpc_errors import PENDING, REFUSED, STOPPED, CallRefused
+from tests.experiment.test_own_data import ALLOWED, rows, run
+from tests.node.hosts import RUN, RunRequest, doing, opening, which
+
+Hosts = Callable[..., RunRequest]
+
+
+def config(**changes: Any) -> str:
+    kind = {"method": "fedavg", "models": {"pool": ["linear"]}, "params": {"batch_size": 8}, **changes}
+    return for_nodes(build(run(**kind), PrivateData())).model_dump_json()
+
+
+@pytest.fixture
+def own(hosts: Hosts, tmp_path: Path) -> Hosts:
+    """Hosts with 80 rows of their own, whose site is asked."""
+    path = rows(tmp_path / "own.csv", 80, 3)
+
+    def make(data: dict[str, Any] | None = None, **values: Any) -> RunRequest:
+        given = {"approve": "ask", "max_runs": 9, **values}
+        return hosts(data={"wards": {"rows": path, **ALLOWED, **(data or {})}}, **given)
+
+    return make
+
+
+@pytest.fixture
+def sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: True)
+
+
+def folder(ask: RunRequest) -> Path:
+    return ask.config.state / approval.FOLDER
+
+
+def decided(ask: RunRequest, what: What = "approve", run: str = RUN) -> None:
+    approval.decide(ask.config.state, approval.find(ask.config.state, run), what, None)
+
+
+# -- waiting and approving -------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_own_rows_waits_until_it_is_approved(
+    own: Hosts, sure: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = own()
+    for _ in range(3):
+        assert ask.refused("open", opening(config())).code == PENDING
+    assert not [*ask.config.state.glob("run-*")] and ask.audited("refused") == []
+    command.show(ask.config)
+    assert RUN[:8] in (shown := capsys.readouterr().out) and "waits" in shown
+    command.decide(ask.config, RUN[:8], "approve", None)
+    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    shown = capsys.readouterr().out
+    assert text in shown and sha256(text) in shown and "Spent so far: wards: ε = 0.000 of 10" in shown
+    assert payload.unpack(ask("open", opening(config())))[0]["resumed"] is False
+    lines = [(line["what"], line.get("summary"), line.get("by")) for line in ask.audited()]
+    hashed, machine = sha256(text), "a user of this machine"
+    assert lines == [("waits for approval", hashed, None), ("approved", hashed, machine), ("opened", None, None)]
+    command.show(ask.config)
+    assert "approved" in capsys.readouterr().out
+
+
+def test_an_approval_holds_after_a_restart_and_for_this_summary_alone(own: Hosts) -> None:
+    ask = own()
+    ask.refused("open", opening(config()))
+    decided(ask)
+    ask("open", opening(config()))
+    again = own()
+    again("open", opening(config(), start=2))
+    longer = opening(config(rounds=9), start=3)
+    assert again.refused("open", longer).code == PENDING  # the coordinator asks for more under the same name
+    decided(again)
+    again("open", longer)
+
+
+def test_who_does_not_confirm_approves_nothing(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = own()
+    ask.refused("open", opening(config()))
+    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: False)
+    command.decide(ask.config, RUN, "approve", None)
+    assert ask.refused("open", opening(config())).code == PENDING
+    for beginning in ("012", "ffff", ""):
+        with pytest.raises(ConfigError, match="no single run begins with"):
+            command.decide(ask.config, beginning, "approve", None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "waits"),
+    [
+        ("ask", {}, True),
+        ("auto", {}, False),
+        ("auto", {"seed": 7}, False),
+        ("auto", {"rounds": 4}, True),
+        ("auto", {"params": {"batch_size": 4}}, True),
+        ("off", {"rounds": 4}, False),
+    ],
+)
+def test_a_second_run_waits_unless_its_summary_is_equal(
+    mode: str, changes: dict[str, Any], waits: bool, own: Hosts
+) -> None:
+    ask = own(approve=mode)
+    if mode != "off":
+        ask.refused("open", opening(config()))
+        decided(ask)
+    ask("open", opening(config()))
+    second = opening(config(**changes), run="f" * 32)
+    if waits:
+        assert ask.refused("open", second).code == PENDING
+    else:
+        ask("open", second)
+
+
+def test_a_public_data_set_needs_no_approval(hosts: Hosts) -> None:
+    hosts(approve="ask")("open", opening())
+
+
+def test_no_more_runs_wait_than_a_site_can_read(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approval, "MOST_WAITING", 2)
+    ask = own()
+    codes = [ask.refused("open", opening(config(), run=digit * 32)).code for digit in "1231"]
+    assert codes == [PENDING, PENDING, REFUSED, PENDING]
+
+
+# -- the words -------------------------------------------------------------------------------------------------------
+
+
+def shown(ask: RunRequest, **changes: Any) -> str:
+    ask.refused("open", opening(config(**changes)))
+    found = approval.waiting(folder(ask), RUN)
+    assert found is not None
+    return found.text
+
+
+def test_the_summary_says_what_is_sent_to_whom_and_how_often(own: Hosts) -> None:
+    text = shown(own({"score": True, "looks": 30}), name="a plain project")
+    for words in (
+        "Method fedavg: A server averages weights. 3 rounds, 3 parties.",
+        "Inputs: a, b, c. Label: kind, 2 classes.",
+        "Sent to the coordinator in a round:\n  update, once: ClientUpdate: train on own rows",
+        "Sent to peers in a round: nothing.",
+        "Privacy: no ε. What is sent is computed from rows, and may reveal rows.",
+        "Weakness W1: the coordinator sees each message",
+        '"batch_size": 8',
+        "For hub, with the rows of wards",
+        "Scores of models: yes, with noise, at most 30 in all runs.",
+    ):
+        assert words in text
+    assert "plain project" not in text and "W2" not in text
+
+
+def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_path: Path) -> None:
+    public = rows(tmp_path / "p.csv", 50, 9, labels=False)
+    dp = {"batch_size": 8, "dp": {"unit": "rows", "sigma": 2.0}}
+    values = json.loads(config()) | {"params": dp, "aggregate": {"secure": True}}
+    ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"])
+    ask.refused("open", opening(json.dumps(values)))
+    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    assert "Only as part of a secure sum." in text and "Sums are of at least 5 of b, c, d, e, node." in text
+    assert "Privacy: weights by this node's noise, δ = 1e-05" in text and "at most ε = 3 at δ = 1e-05" in text
+    assert "Weakness W6" in text and "W1" not in text
+
+
+def test_no_text_of_the_coordinator_is_in_it_unescaped(own: Hosts, tmp_path: Path) -> None:
+    values = json.loads(config())
+    values["data"]["row_schema"]["columns"] = ["a", "b", "ok\x1b[2J\u202e"]
+    ask = own({"keep": ["*"]})
+    ask.refused("open", opening(json.dumps(values)))
+    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    assert r"Inputs: a, b, ok\x1b[2J\u202e." in text and {c for c in text if not c.isprintable()} == {"\n"}
+
+
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_each_method_has_terms_that_name_what_it_sends(name: str) -> None:
+    method = registry()[name]
+    data: dict[str, Any] = {"clients": 3, "public_rows": 40} if method.setting == "horizontal" else {}
+    kind = run_of(name, data)
+    found, cfg, rounds, _ = resolve(kind, at_node=True)
+    text = terms(kind, found, cfg, rounds)
+    names = [*found.client.CALLS, *found.client.TO_PEERS]
+    sent = [line.split(",")[0].strip() for line in text.splitlines() if line.startswith("  ")]
+    assert {*sent} <= {*names} and (sent or not names) and "its page does not say" not in text
+    assert text.isprintable() or {c for c in text if not c.isprintable()} == {"\n"}
+
+
+def run_of(name: str, data: dict[str, Any]) -> Any:
+    from fedloom.experiment.plan.reading import check
+
+    return check({"run": {"method": name, "rounds": 30, "data": {"name": "digits", **data}}}).run
+
+
+def test_nodes_that_were_shown_other_terms_have_no_sum_together(own: Hosts) -> None:
+    """The terms are part of the name of every sum, which all masks and signatures depend on."""
+    names = {}
+    for number, changes in enumerate([{}, {"seed": 5}, {"rounds": 4}, {"params": {"batch_size": 4}}]):
+        ask = own(approve="off")
+        values = json.loads(config(**changes)) | {"aggregate": {"secure": True}}
+        ask("open", opening(json.dumps(values), start=number + 1, members={"1": "peer"}))
+        names[number] = ask.host._node_runs[RUN].sums._context.rpartition("/")[2]  # type: ignore[union-attr]
+    assert names[0] == names[1] and len({*names.values()}) == 3 and len(names[0]) == 64
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_waits_can_be_refused_for_good_and_approved_later(own: Hosts) -> None:
+    ask = own()
+    ask.refused("open", opening(config()))
+    decided(ask, "stop")
+    assert ask.refused("open", opening(config())).code == STOPPED
+    decided(ask)
+    ask("open", opening(config()))
+
+
+def test_a_stop_ends_the_work_under_way_and_every_further_call(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = own(approve="off")
+    ask("open", opening(config()))
+    ask("do", doing(0, ask.host))
+    before = (ask.config.state / f"run-{RUN}" / "state").read_bytes()
+    folder(ask).mkdir()
+    seen = approval.WaitingRun(run=RUN, caller="hub", since="2026-11-26T10:00:00+00:00", text="")
+    (folder(ask) / f"{RUN}.waiting").write_text(seen.model_dump_json())
+    begun = threading.Event()
+
+    def endless(*_: object, **__: object) -> None:
+        begun.set()
+        while True:
+            pass
+
+    monkeypatch.setattr(steps, "local_sgd", endless)
+    body = doing(1, ask.host, round=1)
+
+    async def stop() -> CallRefused:
+        call = asyncio.ensure_future(ask.host.answer("hub", "do", body))
+        await asyncio.to_thread(begun.wait)
+        decided(ask, "stop")
+        ask.host.stop_runs()
+        with pytest.raises(CallRefused) as refusal:
+            await call
+        return refusal.value
+
+    ask._loop.run_until_complete(stop())
+    for kind, sent in (("do", body), ("open", opening(config())), ("digest", which()), ("restore", which(round=0))):
+        assert ask.refused(kind, sent).code == STOPPED
+    assert [line["what"] for line in ask.audited()][-1] == "stopped"
+    assert (ask.config.state / f"run-{RUN}" / "state").read_bytes() == before
+
+
+# -- roles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Callable[..., Credentials]:
+    """Certificates of one CA, with roles; those of a node are its own."""
+    authority = CertificateAuthority.create(tmp_path / "ca")
+
+    def make(name: str, *roles: str, by: CertificateAuthority = authority) -> Credentials:
+        place = tmp_path / name
+        place.mkdir(exist_ok=True)
+        certificate, key = by.issue(name, 30, roles)
+        write(place / "certificate.pem", certificate)
+        write(place / "key.pem", key, secret=True)
+        ca = by.folder / "ca.pem"
+        return Credentials(ca, place / "certificate.pem", place / "key.pem", by.folder / "revoked.pem")
+
+    return make
+
+
+@pytest.fixture
+def guarded(own: Hosts, people: Callable[..., Credentials], tmp_path: Path) -> RunRequest:
+    """A host where the hub may submit, and one person may approve and stop."""
+    people("node")
+    files = {name: tmp_path / "node" / f"{name}.pem" for name in ("certificate", "key")}
+    files |= {name: tmp_path / "ca" / f"{name}.pem" for name in ("ca", "revoked")}
+    roles = {"hub": ["submit"], "dr-weber": ["approve", "stop"], "auditor": ["audit"]}
+    return own(insecure=False, roles=roles, **files)
+
+
+def opens(ask: RunRequest, roles: tuple[str, ...] = ("submit",)) -> str:
+    """The code of the refusal to open; "" if it is opened."""
+    try:
+        ask._loop.run_until_complete(ask.host.answer("hub", "open", opening(config()), roles))
+    except CallRefused as refusal:
+        return refusal.code
+    return ""
+
+
+def test_who_submits_needs_the_role_in_both_places(guarded: RunRequest, own: Hosts) -> None:
+    assert opens(guarded, ()) == REFUSED and opens(guarded, ("approve",)) == REFUSED
+    assert opens(guarded) == PENDING
+    with pytest.raises(CallRefused, match="role submit"):
+        guarded._loop.run_until_complete(guarded.host.answer("second", "open", opening(config()), ("submit",)))
+
+
+def test_an_approval_counts_by_its_signature_and_role_alone(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path
+) -> None:
+    assert opens(guarded) == PENDING
+    state, found = guarded.config.state, approval.find(guarded.config.state, RUN)
+    foreign = CertificateAuthority.create(tmp_path / "foreign")
+    for signer in (
+        None,
+        people("dr-weber"),  # without the role
+        people("dr-klein", "approve"),  # node.toml does not name
+        people("dr-weber", "approve", by=foreign),
+    ):
+        approval.decide(state, found, "approve", signer)
+        assert opens(guarded) == PENDING
+    weber = people("dr-weber", "approve")
+    made = approval.decide(state, found, "approve", weber)
+    path = folder(guarded) / f"{RUN}.decision"
+    for changes in ({"run": "f" * 32}, {"sha256": "0" * 64}, {"what": "stop"}, {"by": "hub"}, {"signature": "zz"}):
+        path.write_text(made.model_copy(update=changes).model_dump_json())
+        assert opens(guarded) == PENDING
+    path.write_text(made.model_dump_json())
+    assert opens(guarded) == ""
+    assert [line["by"] for line in guarded.audited() if line["what"] == "approved"] == ["dr-weber"]
+    approval.decide(state, found, "stop", weber)  # the certificate has approve only
+    assert opens(guarded) == ""
+    approval.decide(state, found, "stop", people("dr-weber", "stop"))
+    assert opens(guarded) == STOPPED
+
+
+def test_a_command_needs_the_certificate_that_node_toml_asks_for(
+    guarded: RunRequest, people: Callable[..., Credentials], sure: None, tmp_path: Path
+) -> None:
+    assert opens(guarded) == PENDING
+    with pytest.raises(ConfigError, match="give --as with the folder of the certificate of dr-weber, who may approve"):
+        command.decide(guarded.config, RUN, "approve", None)
+    people("dr-weber", "stop")
+    with pytest.raises(ConfigError, match=r"dr-weber may not approve here.*request one with --role approve"):
+        command.decide(guarded.config, RUN, "approve", tmp_path / "dr-weber")
+    people("dr-weber", "approve", "stop")
+    command.decide(guarded.config, RUN, "approve", tmp_path / "dr-weber")
+    assert opens(guarded) == ""
+
+
+def test_a_stop_outlives_the_certificate_of_who_stopped(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path
+) -> None:
+    assert opens(guarded) == PENDING
+    found = approval.find(guarded.config.state, RUN)
+    approval.decide(guarded.config.state, found, "stop", people("dr-weber", "stop"))
+    assert opens(guarded) == STOPPED
+    CertificateAuthority(tmp_path / "ca").revoke("dr-weber")
+    assert opens(guarded) == STOPPED
+    approval.decide(guarded.config.state, found, "approve", people("dr-weber", "approve"))
+    assert opens(guarded) == ""
+
+
+def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert opens(guarded) == PENDING
+    state, path = guarded.config.state, guarded.config.state / "audit.jsonl"
+    with pytest.raises(ConfigError, match="who may audit"):
+        command.confirm(guarded.config, None)
+    approval.confirm(state, "0" * 64, people("dr-weber", "audit"))  # node.toml does not name for it
+    guarded.host.stop_runs()
+    people("auditor", "audit")
+    command.confirm(guarded.config, tmp_path / "auditor")
+    newest = capsys.readouterr().out.split()[-1]
+    guarded.host.stop_runs()
+    guarded.host.stop_runs()
+    lines = [line for line in guarded.audited() if line["what"] == "confirmed"]
+    assert [(line["caller"], line["newest"]) for line in lines] == [("auditor", newest)]
+    pem = x509.load_pem_x509_certificate((tmp_path / "auditor" / "certificate.pem").read_bytes())
+    assert [(name, key) for name, _, key in verify(state).confirmed] == [("auditor", fingerprint(pem.public_key()))]
+    first, *others = path.read_text().splitlines()
+    chain = [first.replace("coordinator", "somebody").replace("hub", "somebody"), *others]
+    for number in range(1, len(chain)):  # the whole chain is written again
+        line = json.loads(chain[number])
+        chain[number] = json.dumps({**line, "before": sha256(chain[number - 1])})
+    path.write_text("\n".join([*chain, ""]))
+    with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
+        verify(state)
+    line = json.loads(chain[-1])
+    forged = {**line, "newest": line["before"], "decision": {**line["decision"], "sha256": line["before"]}}
+    path.write_text("\n".join([*chain[:-1], json.dumps(forged), ""]))  # what was signed is another hash
+    with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
+        verify(state)
+
+
+def test_the_insecure_mode_has_no_roles(own: Hosts) -> None:
+    with pytest.raises(ValueError, match="nobody has a role"):
+        own(roles={"hub": ["submit"]})
+
+
+# -- what may leave --------------------------------------------------------------------------------------------------
+
+
+def update(ask: RunRequest, call: int = 0) -> Any:
+    head, rest = payload.unpack(ask("do", doing(call, ask.host, round=call)))
+    return payload.decoded(rest, head["lines"][0]["reply"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"names": ["weights"]}, "no part 'rows' of a reply"),
+        ({"names": ["w*"]}, "no part 'rows' of a reply"),
+        ({"numbers": 3}, "at most 3 numbers in a reply"),
+        ({"megabytes": 1e-5}, "a run at most 1e-05 MB"),
+    ],
+)
+def test_a_reply_is_refused_by_its_names_and_size(limits: dict[str, Any], words: str, own: Hosts) -> None:
+    ask = own(approve="off", outgoing=limits)
+    ask("open", opening(config()))
+    refusal = ask.refused("do", doing(0, ask.host))
+    assert refusal.code == REFUSED and words in refusal.words
+
+
+def test_a_run_s_bytes_are_counted_over_restarts(own: Hosts) -> None:
+    ask = own(approve="off")
+    ask("open", opening(config()))
+    found = update(ask)
+    size = sum(x.numel() * x.element_size() for x in [*found["weights"].values()])
+    limits = {"megabytes": 2.5 * size / 1e6, "names": ["weights", "rows"], "numbers": 1000}
+    ask = own(approve="off", outgoing=limits)
+    ask("open", opening(config(), start=2))
+    body = doing(0, ask.host, start=2)
+    assert ask("do", body) == ask("do", body)  # a reply that is sent again counts once
+    again = own(approve="off", outgoing=limits)
+    again("open", opening(config(), start=3))
+    again("do", doing(0, again.host, start=3))
+    assert "a run at most" in again.refused("do", doing(1, again.host, start=3, round=1)).words
+
+
+def test_numbers_are_clipped_before_they_leave(own: Hosts, tmp_path: Path) -> None:
+    ask = own(approve="off", outgoing={"clip": 1e-3})
+    ask("open", opening(config()))
+    found = update(ask)
+    assert all(x.abs().max() <= 1e-3 for x in found["weights"].values()) and found["rows"] > 20
+    inf = float("inf")
+    sent = OutgoingFilter(Outgoing(clip=2.0), tmp_path)({"x": torch.tensor([inf, -inf, 1.0]), "n": torch.tensor(9)})
+    assert sent["x"].tolist() == [2.0, -2.0, 1.0] and sent["n"] == 9  # type: ignore[index, call-overload, union-attr]
