@@ -193,10 +193,12 @@ def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[Any], don
 
 def _number(plan: RunPlan) -> dict[str, Any]:
     """What `model.json` says of a number to predict; {} for classes."""
-    target, data = plan.data.target, plan.data.dataset
-    if target is None or data is None:
+    target = plan.data.target
+    if target is None:
         return {}
-    return {"number": NumberInfo(label=data.label, shift=target.shift, scale=target.scale, variance=target.variance)}
+    return {
+        "number": NumberInfo(label=plan.data.label, shift=target.shift, scale=target.scale, variance=target.variance)
+    }
 
 
 def _is_plain(model: str, data: Dataset, classes: int, norm: Any, state: Mapping[str, Tensor]) -> bool:

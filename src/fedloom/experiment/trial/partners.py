@@ -41,7 +41,8 @@ class Partners:
 def losses(y: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """The log loss (n,) of probabilities (n, K), or the squared error of numbers (n,)."""
     if predicted.ndim == 1:
-        return np.square(predicted - y)
+        squared: np.ndarray = np.square(predicted - y)
+        return squared
     found: np.ndarray = -np.log(np.clip(predicted[np.arange(len(y)), y], LEAST_PROBABILITY, 1.0))
     return found
 
