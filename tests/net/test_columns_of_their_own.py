@@ -37,6 +37,7 @@ SMALL = {
     "pretrain_rounds": 1,
     "server_steps": 5,
     "stage1_rounds": 1,
+    "lot": 4,
 }
 
 
@@ -302,7 +303,13 @@ def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize(
     ("method", "columns"),
-    [("split", {}), ("split", {"aligned": 20}), ("proto-evfl", {"aligned": 20}), ("proto-student", {}), ("ss-vfl", {})],
+    [
+        ("split", {}),
+        ("split", {"aligned": 20}),
+        ("proto-evfl", {"aligned": 20}),
+        ("proto-student", {}),
+        ("ss-vfl", {}),
+    ],
 )
 def test_it_gives_the_numbers_of_a_run_on_one_machine(
     method: str, columns: dict[str, Any], files: list[Path], processes: Machines, tmp_path: Path
@@ -318,6 +325,16 @@ def test_it_gives_the_numbers_of_a_run_on_one_machine(
         assert [party[count] for party in held["parties"]] == [party[count] for party in known["parties"]], count
     assert held["parties"][1]["columns"] is None and held["parties"][0]["columns"] == known["parties"][0]["columns"]
     assert "private columns" in write(tmp_path / "run").read_text()
+
+
+def test_a_forest_over_columns_of_nodes_is_that_of_one_machine(
+    files: list[Path], there: tuple[Path, list[RunningNode]], tmp_path: Path
+) -> None:
+    """It draws by no generator of torch's, so nodes of this process will do."""
+    here = execute(run_of("vertical-forest", files=files, aligned=20))
+    over = execute(run_of("vertical-forest", there[0], aligned=20))
+    for key in SAME:
+        assert over.summary[key] == here.summary[key], key
 
 
 def test_a_node_that_is_killed_in_the_middle_is_matched_again(
