@@ -2,10 +2,10 @@
 
     python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE]
 
-Each federation is drawn from one of twelve designs. Linear models are trained in 3 repeats of 4 folds, as `fedloom
-trial` does: alone on each owner's rows, on the rows of all owners, and the mean of both. The true gain of an owner is
-that of the very models, on 20,000 fresh rows of its own, for a window of time those of that window. The table counts
-decisions by true gain, for each design.
+Each federation is drawn from one of twelve designs. Linear models are trained in 3 repeats of 4 folds, as
+`fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the mean of both. The true gain of an
+owner is that of the very models, on 20,000 fresh rows of its own; of a window of time, on those of that window. The
+table counts decisions by true gain, for each design.
 """
 
 import argparse

@@ -306,6 +306,7 @@ class Fixed(FittedBlackBox):
     """Always gives the same probabilities."""
 
     def __init__(self, *p: float) -> None:
+        super().__init__(BlackBoxModel("fixed", object, len(p)), None, np.arange(len(p)))
         self.p = torch.tensor(p)
 
     def probs(self, x: Tensor) -> Tensor:

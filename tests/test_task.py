@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedloom.core.errors import ConfigError
 from fedloom.core.evaluation import MAX_ERROR, number_score
 from fedloom.core.page import Classes, Number, Task
 from fedloom.core.scores import chance_error, number_scores
-from fedloom.core.task import refusal
+from fedloom.core.task import TaskKind, refusal
 
 
 def test_a_loss_of_classes_is_cross_entropy_to_the_bit() -> None:
@@ -21,8 +22,8 @@ def test_a_loss_of_classes_is_cross_entropy_to_the_bit() -> None:
 
 def test_losses_of_a_number() -> None:
     plain, outputs, y = Number(10.0, 2.0), torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, -1.0])
-    assert plain.loss(outputs, y).item() == 2.5 and plain.loss(outputs, y, "sum").item() == 5
-    assert plain.loss(outputs, y, "none").tolist() == [4, 1] and plain.predicted(outputs).tolist() == [1, 0]
+    assert plain.loss(outputs, y).item() == 1.25 and plain.loss(outputs, y, "sum").item() == 2.5
+    assert plain.loss(outputs, y, "none").tolist() == [2, 0.5] and plain.predicted(outputs).tolist() == [1, 0]
     # With log variance 0 it is half the squared error; with log variance s it is (s + error / e^s) / 2.
     both, spread = Number(variance=True), float(np.log(4))
     assert both.loss(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0])).item() == 2
@@ -33,7 +34,7 @@ def test_losses_of_a_number() -> None:
 def test_what_a_student_learns_of_a_number() -> None:
     plain, both, wide = Number(), Number(variance=True), float(np.log(4))
     a, b = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
-    assert plain.distill(a, b).item() == 5 and plain.distill(a, b, 3.0).item() == 5  # numbers have no temperature
+    assert plain.distill(a, b).item() == 2.5 and plain.distill(a, b, 3.0).item() == 2.5  # numbers have no temperature
     # KL(N(1, 1) || N(0, 4)) = ln 2 + (1 + 1) / 8 - 1 / 2
     of, by = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, wide]])
     assert both.distill(of, by).item() == pytest.approx(np.log(2) + 0.25 - 0.5, abs=1e-6)
@@ -47,6 +48,19 @@ def test_a_gradient_of_distillation_is_that_of_its_loss(task: Task) -> None:
     target = task.soft(torch.randn(5, task.width, dtype=torch.float64), 2.0)
     task.distill(target, outputs, 2.0).backward()
     torch.testing.assert_close(task.distill_gradient(target, outputs.detach(), 2.0) / 5, outputs.grad)
+    if isinstance(task, Number):  # the other direction is the same divergence with its arguments exchanged
+        outputs.grad = None
+        task.distill(outputs, target, 2.0).backward()
+        torch.testing.assert_close(task.distill_gradient(target, outputs.detach(), reverse=True) / 5, outputs.grad)
+
+
+def test_confidence_in_a_number_needs_a_variance() -> None:
+    assert Classes(2).certainty(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).tolist() == pytest.approx(
+        [-np.log(2), 0], abs=2e-3
+    )
+    assert Number(variance=True).certainty(torch.tensor([[0.0, 2.0]])).tolist() == [-1]
+    with pytest.raises(ConfigError, match=r"models\.variance"):
+        Number().certainty(torch.zeros(1, 1))
 
 
 def test_a_number_keeps_its_unit() -> None:
@@ -68,12 +82,12 @@ def test_a_private_score_says_three_decimals_and_has_limits() -> None:
     y = torch.tensor([0.0, 1.0, 2.0])
     found = number_score(torch.tensor([0.0, 1.00049, 2.0]), y)
     assert found["squared"].item() == 0 and found["chance"].item() == pytest.approx(0.667) and found["rows"] == 3
-    wild = number_score(torch.tensor([float("nan"), 1e9, 0.0]), y)
-    assert wild["squared"].item() == wild["absolute"].item() == MAX_ERROR
+    wild = number_score(torch.tensor([float("nan"), 1e9, 0.0]), y)  # two rows of 25, and one of 4
+    assert wild["squared"].item() == 18 and wild["absolute"].item() == 4 and MAX_ERROR == 25
 
 
 def test_a_refusal_names_the_methods_that_can() -> None:
-    tasks = {"a": ("classes",), "b": ("classes", "number")}
+    tasks: dict[str, tuple[TaskKind, ...]] = {"a": ("classes",), "b": ("classes", "number")}
     assert refusal("b", "number", tasks, "") == "" and refusal("a", "classes", tasks, "") == ""
     assert refusal("a", "number", tasks, "it compares prototypes of classes") == (
         "a cannot predict a number, as it compares prototypes of classes. Methods that can: b"

@@ -212,10 +212,14 @@ def test_an_owner_with_opposite_labels_does_not_join() -> None:
     assert "join" in {card.decision for card in trial.owners.values()}
 
 
-def test_labels_at_random_are_never_a_reason_to_join() -> None:
-    rng, owners = np.random.default_rng(1), planted([80] * 5, [1] * 5)
-    noise = Owners(replace(owners.data, y=rng.integers(0, 2, 400)))
-    assert "join" not in {card.decision for card in run_trial(noise, QUICK).owners.values()}
+def test_labels_at_random_are_rarely_a_reason_to_join() -> None:
+    """Decisions by own rows may be wrong in 2.5 of 100 joins: see the rates in `test_trial_statistics`."""
+    joins = []
+    for seed in (1, 2):
+        rng, owners = np.random.default_rng(seed), planted([80] * 5, [1] * 5, columns=40)
+        noise = Owners(replace(owners.data, y=rng.integers(0, 2, 400)))
+        joins += [card.decision == "join" for card in run_trial(noise, QUICK).owners.values()]
+    assert sum(joins) <= 1
 
 
 def test_a_budget_of_time_leaves_out_candidates_and_repeats() -> None:
@@ -245,6 +249,22 @@ def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
         TrialConfig(alone=("oak",))
 
 
+@pytest.mark.parametrize("method", ["fedforest-mix", "fedboost", "fedglm"])
+def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_parties(method: str) -> None:
+    owners = planted([30, 24, 40], [1] * 3, columns=4)
+    fold = split(owners, draw_folds(owners, 0, 0), 0, 7)
+    (candidate,) = candidates([method], ("linear",), (0.1,), 30)
+    found = []
+    for messages in (False, True):
+        judged = [[rows] for rows in fold.test]
+        training = CandidateTraining(candidate, owners.data, fold.train, judged, (1,), fold.seed, messages=messages)
+        (out,) = trial_candidates.advance([training], together=False)
+        assert (out.ledger is not None) == messages
+        found.append([np.concatenate(parts) for parts in out.probabilities.values()])
+    np.testing.assert_allclose(np.mean(found[0], axis=0), found[1][0], atol=1e-6)
+    assert len(found[0]) == (2 if method.endswith("mix") else 1)
+
+
 def test_what_cannot_be_tried_has_a_reason() -> None:
     reasons = infeasible(2)
     assert "public rows" in reasons["fedal"] and "different columns" in reasons["split"]
@@ -258,7 +278,7 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
 
 def test_a_page_says_itself_whether_a_trial_tries_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_methods(MANY, "image") == (["fedavg-ft", "afind-plus", "ditto", "fedproto"], [])
-    assert default_methods(MANY, "table") == (["fedforest-mix", "fedglm", "fedboost-mix"], [])
+    assert default_methods(MANY, "table") == (["fedforest-mix", "fedglm", "fedboost"], [])
     mine = replace(methods.load(PAGE), trial_rank=2, trial_variants={"strong": {"mu": 10.0}}, linear=True)
     known = {**methods.registry(), mine.name: mine}
     monkeypatch.setattr(methods, "registry", lambda: known)
@@ -288,6 +308,7 @@ def test_costly_methods_are_left_out_with_many_owners_unless_they_are_named(monk
         judged: Sequence[Sequence[np.ndarray]],
         points: Sequence[int],
         *_: Any,
+        messages: bool = False,
     ) -> Iterator[Outputs]:
         yield Outputs({(points[0], ""): [np.full((len(part), 2), 0.5) for parts in judged for part in parts]}, None)
 

@@ -3,7 +3,7 @@
     python examples/cases/rebuild.py adult
 
 A table of docs/cases/NAME.md that is rebuilt follows a line `<!-- table.py runs/NAME OPTIONS -->`. The commands that
-start with `fedloom run` on the page are run first; finished runs are not repeated.
+start with `fedloom run` on the page are run first, so the folders that they name must not exist yet.
 """
 
 import re

@@ -17,7 +17,7 @@ from fedloom_papers import table
 from fedloom_papers.archive import Archive
 from fedloom_papers.claims import ClaimResult, check_claims
 from fedloom_papers.figures import PlotSection, pictures, row_style
-from fedloom_papers.index import FILE, HOW, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
+from fedloom_papers.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
 from fedloom_papers.keys import archive_key
 from fedloom_papers.multiverse import maps
 from fedloom_papers.ran import ran, sentence
@@ -25,6 +25,7 @@ from fedloom_papers.results import TableResults, gather, missing, seeds, untesta
 from fedloom_papers.selection import EVERYTHING, Selection
 from fedloom_papers.shipped import SYSTEMS
 from fedloom_papers.spec import Cell, Reproduction, Scale
+from fedloom_papers.verdicts import RULE
 
 NUMBERS = "table.csv"
 """The numbers of the table; some pictures have a CSV file beside it."""
@@ -79,8 +80,9 @@ def _outcome(found: TableResults, claims: tuple[ClaimResult, ...]) -> Outcome:
     r = found.reproduction
     versions = tuple(sorted({str(one.environment.get("fedloom")) for one in found.records.values()}))
     about = found.name, r.title, r.place, r.system, found.scale
-    counts = len(found.records), found.seconds, versions, found.asked, maps(found), ran(found)
-    return Outcome(*about, claims, kinds, *counts)
+    return Outcome(
+        *about, claims, kinds, len(found.records), found.seconds, versions, found.asked, maps(found), ran(found)
+    )
 
 
 def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path) -> Page:
@@ -90,7 +92,6 @@ def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[Plo
     if claims:
         sections.append(_claims(claims))
     sections += [picture.section for picture in shown]
-    sections += [HOW] if claims else []
     sections += [_provenance(found), _runs(found, target)]
     return Page(
         title=r.title,
@@ -169,7 +170,7 @@ def _claims(claims: Sequence[ClaimResult]) -> PageSection:
     ]
     columns = ("Claim", "Compared", "Verdict", INTERVAL, "Beside it", "Seeds", "Differences by seed")
     shown = PageTable("The paper's claims about these results, tested on our runs", columns, rows, words=7, prose=True)
-    return PageSection("Claims", tables=[shown])
+    return PageSection("Claims", text=[RULE], tables=[shown])
 
 
 def _each_seed(claim: ClaimResult) -> str:

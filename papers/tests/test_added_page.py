@@ -47,5 +47,5 @@ run = {{ rounds = 2 }}
 def test_a_file_in_a_family_is_a_method_of_a_table(fedloom: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(REPRODUCTION)
     fedloom("reproduce", "mine.toml", "--seeds", "1", "--out", "made")
-    (table,) = (tmp_path / "made").rglob("table.md")
+    (table,) = (tmp_path / "made").rglob("mine/table.md")
     assert "Example" in table.read_text() and "Local" in table.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.message import digest
 from fedloom.core.method import Method
+from fedloom.core.task import Number
 from tests.toy import Toy
 
 WORDS = ((), (), (), tuple("abcdefg"), ())
@@ -48,9 +50,20 @@ def owners(
     ]
 
 
+def of_numbers(contexts: list[ClientContext], y: np.ndarray) -> list[ClientContext]:
+    """The owners with numbers (n,) to predict in place of labels."""
+    parts = np.split(y, np.cumsum([len(c.rows) for c in contexts])[:-1])
+    return [
+        replace(c, classes=1, target=Number(), data=replace(c.rows, labels=torch.from_numpy(part)))
+        for c, part in zip(contexts, parts, strict=True)
+    ]
+
+
 def federation(method: Method, contexts: list[ClientContext], **more: Any) -> Toy:
     """A toy federation of these owners."""
-    side = {"classes": contexts[0].classes, "words": contexts[0].words, "columns": contexts[0].columns, "network": None}
+    first = contexts[0]
+    side = {"classes": first.classes, "target": first.target, "words": first.words, "columns": first.columns}
+    side["network"] = None
     return Toy(method, client_contexts=contexts, server_side=side, **more)
 
 

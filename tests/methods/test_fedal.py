@@ -34,7 +34,7 @@ FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fe
 
 def judge(owner: Any, logits: Mapping[int, Any], t: int, i: int) -> tuple[Any, dict[int, dict[str, Any]]]:
     """Lines 12-16 on these answers."""
-    found = combined(logits, read=lambda n, sent: averaged(owner.cfg, owner.cfg.decode(sent, CLASSES)))
+    found = combined(logits, read=lambda n, sent: averaged(owner, owner.cfg.decode(sent, CLASSES)))
     return fedal.judge(owner, found, t, i)
 
 

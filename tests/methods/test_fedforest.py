@@ -77,9 +77,9 @@ def test_it_predicts_as_well_as_scikit_learn() -> None:
 
 def test_nodes_draw_their_columns() -> None:
     layout = Bins((np.arange(1),) * 9, np.zeros(9, bool))
-    trees = growth(FedForestConfig(), layout, np.random.default_rng(0))
+    trees = growth(FedForestConfig(), layout, np.random.default_rng(0), False)
     assert trees.columns.shape == (20, 3) and len({*map(tuple, trees.columns.tolist())}) > 10
-    assert growth(FedForestConfig(columns=50), layout, np.random.default_rng(0)).columns.shape == (20, 9)
+    assert growth(FedForestConfig(columns=50), layout, np.random.default_rng(0), False).columns.shape == (20, 9)
 
 
 def test_the_mean_with_an_own_forest_is_from_own_rows() -> None:

@@ -13,6 +13,7 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
+from fedloom.core.page import Classes
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.engine import start
@@ -33,7 +34,7 @@ def trained(kind: Any, z: Tensor, y: Tensor, steps: int = 800, lr: float = 0.01,
     adam = torch.optim.Adam(weights.values(), lr)
     for _ in range(steps):
         adam.zero_grad()
-        aggregator_loss(weights, z, y).backward()
+        aggregator_loss(Classes(z.shape[-1]), weights, z, y).backward()
         adam.step()
     return {k: w.detach() for k, w in weights.items()}
 
@@ -64,7 +65,7 @@ def test_federated_steps_are_adam_s_on_all_held_out_rows(kind: str) -> None:
     adam = torch.optim.Adam(weights.values(), 1e-3)
     for _ in range(7):
         adam.zero_grad()
-        aggregator_loss(weights, z, y).backward()
+        aggregator_loss(Classes(z.shape[-1]), weights, z, y).backward()
         adam.step()
     for name, found in toy.server.params.items():
         assert torch.allclose(found, weights[name], atol=2e-6), name

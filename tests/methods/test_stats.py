@@ -19,7 +19,8 @@ from fedloom.cli.app import app
 from fedloom.core.errors import DataError
 from fedloom.core.page import LearnedTable
 from fedloom.experiment.config.data import SchemaConfig
-from fedloom.methods.tables.stats import masked, parts, roundest
+from fedloom.methods.tables.long_sums import parts
+from fedloom.methods.tables.stats import masked, roundest
 from fedloom.protect.aggregators import Secure
 from tests.methods.tables import federation, owners, splits, table
 
@@ -139,3 +140,8 @@ def test_the_command_shows_tables_and_writes_the_schema(tmp_path: Path) -> None:
     assert SchemaConfig(**schema).scale is not None
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output.splitlines()[-1])
     assert [one["title"] for one in found["tables"]] == ["Numbers", "Words"] and found["row_schema"] == schema
+
+
+def test_methods_of_raw_rows_are_compared_with_networks_that_have_public_rows() -> None:
+    found = fedloom.compare(["local", "stats"], data="breast_cancer", rounds=1, seeds=[0], clients=3)
+    assert [m["name"] for m in found["methods"]] == ["local", "stats"]

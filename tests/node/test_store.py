@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,14 @@ def test_the_runs_of_one_coordinator_do_not_drive_out_those_of_another(tmp_path:
         os.utime(store.folder, (n, n))
     prune(tmp_path, 2, {"6"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-1", "run-3", "run-4", "run-5", "run-6"]
+
+
+def test_runs_that_have_not_changed_for_days_are_deleted(tmp_path: Path) -> None:
+    for n, days in enumerate([0, 3, 5, 9]):
+        (tmp_path / f"run-{n}").mkdir()
+        os.utime(tmp_path / f"run-{n}", (changed := time.time() - 86_400 * days, changed))
+    assert prune(tmp_path, 9, {"3"}, 4) == [("None", "2")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-1", "run-3"]
 
 
 class Coordinators(RuleBasedStateMachine):

@@ -133,7 +133,8 @@ def predict(
 
     [bold]fedloom predict parties/party-1 lab.csv --id patient[/]  (alone, from its prototypes: proto-evfl)
 
-    The CSV file has the id or the row's number, the predicted class, and a probability for each class.
+    The CSV file has the id or the row's number, the predicted class, and a probability for each class; or the predicted
+    number, in the unit of the label.
     """
     from fedloom.deploy.deployed import load_party
     from fedloom.deploy.embeddings import write_predictions
@@ -151,6 +152,9 @@ def predict(
         raw, ids = read_rows(rows, model.recipe, id_)
         classes, shares = model.classes, model.predict(raw)
         out.print(f"{model.manifest.owner}, {model.manifest.method}: {len(shares):,} rows")
+        if model.manifest.number is not None:
+            _numbers(model.manifest.number.names, shares, ids, id_, target)
+            return
     elif read_manifest(folder).role == ACTIVE:
         classes, shares, ids = _jointly(folder, rows, embeddings or (), id_, trust or ())
     else:
@@ -216,6 +220,28 @@ def _read_embeddings(text: str) -> "Embeddings":
     if numbered and embeddings.party != int(number):
         raise DataError(f"{path} holds embeddings of party {embeddings.party}, not of party {number}.")
     return embeddings
+
+
+def _numbers(
+    labels: Sequence[str], numbers: "np.ndarray", ids: Sequence[str] | None, id: str | None, target: Path | None
+) -> None:
+    """Write predicted numbers (n, W), or print the first rows, and their range."""
+    from fedloom.deploy.embeddings import write_numbers
+
+    heading, names = ("row", [str(n) for n in range(1, len(numbers) + 1)]) if ids is None else (id or "row", ids)
+    if target is not None:
+        write_numbers(target, heading, names, labels, numbers)
+    else:
+        table = plain_table(escape(heading), numbers=tuple(escape(label) for label in labels))
+        for name, row in zip(names[:SHOWN], numbers, strict=False):
+            table.add_row(escape(name), *(f"{value:,.6g}" for value in row))
+        out.print(table)
+        if len(numbers) > SHOWN:
+            out.print(f"… and {len(numbers) - SHOWN:,} more; --out predictions.csv writes all")
+    first = numbers[:, 0]
+    out.print(f"{escape(labels[0])} from {first.min():,.6g} to {first.max():,.6g}, mean {first.mean():,.6g}")
+    if target is not None:
+        written("written", target)
 
 
 def _show(heading: str, names: Sequence[str], classes: Sequence[str], shares: "np.ndarray") -> None:

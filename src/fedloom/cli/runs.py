@@ -268,11 +268,10 @@ def _work(
         show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
-    if experiment.compare is None:
-        main = "rmse" if result.summary.get("task") == "number" else "accuracy"
-        if "clients" in result.summary[main]:
-            counted, clients = len(result.summary[main]["clients"]), result.summary["clients"]
-            out.print(f"{main} of {counted} of {clients} clients: the others were absent, or report none")
+    main = "rmse" if experiment.compare is None and result.summary.get("task") == "number" else "accuracy"
+    if experiment.compare is None and "clients" in result.summary[main]:
+        counted, clients = len(result.summary[main]["clients"]), result.summary["clients"]
+        out.print(f"{main} of {counted} of {clients} clients: the others were absent, or report none")
     logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
     if logs:
         out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)

@@ -18,8 +18,12 @@ COLORS = {"join": "green", "same": "blue", "alone": "yellow", "undecided": "cyan
 
 
 def trial(
-    data: Annotated[
-        Path, typer.Argument(metavar="DATA.csv", help="All owners' rows: CSV, Parquet, or a folder of pictures.")
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DATA.csv...",
+            help="All owners' rows: CSV, Parquet, or a folder of pictures. Several: other columns of the same people.",
+        ),
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column of classes.")] = None,
     group: Annotated[
@@ -86,6 +90,8 @@ def trial(
 
     [bold]fedloom trial pictures[/]  (a folder for each owner, and in it one for each class)
 
+    [bold]fedloom trial clinic.csv lab.csv --id patient --label disease[/]  (other columns of the same people)
+
     Columns are understood as by [bold]fedloom data[/].
 
     Each owner gets one card: join, stay alone, no difference, or undecided, with probabilities and what to do next. It
@@ -100,10 +106,12 @@ def trial(
     for name, value, kind in (("missing", missing, Missing), ("task", task, Task), ("decimal", decimal, Decimal)):
         if value is not None and value not in get_args(kind):
             raise ConfigError(f"--{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-    if not data.expanduser().exists():
-        raise ConfigError(f"there is no file or folder {data}")
-    files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
-    existing = next((file for file in files if file.exists()), None)
+    for data in files:
+        if not data.expanduser().exists():
+            raise ConfigError(f"there is no file or folder {data}")
+    name = ", ".join(data.name for data in files)
+    written_files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
+    existing = next((file for file in written_files if file.exists()), None)
     if existing and not force:
         raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
 
@@ -117,7 +125,7 @@ def trial(
     limits: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
     try:
         result = run(
-            data,
+            files[0] if len(files) == 1 else files,
             label=label,
             group=group,
             drop=drop or (),
@@ -129,7 +137,7 @@ def trial(
             decimal=cast(Decimal, decimal),
             unit=unit,
             time=() if no_time else time,
-            budget=budget or (None if repeats else "10m"),
+            budget=budget or (None if repeats or len(files) > 1 else "10m"),
             progress=progress,
             methods=tuple(method or ()),
             metric=metric,
@@ -149,36 +157,44 @@ def trial(
         from fedloom.report import trial_page
 
         folder.mkdir(parents=True, exist_ok=True)
-        files[0].write_text(text + "\n", encoding="utf-8")
-        files[1].write_text(trial_page.html(result, data.name), encoding="utf-8")
-        files[2].write_text(tomli_w.dumps(dict(result.recipe)), encoding="utf-8")
+        written_files[0].write_text(text + "\n", encoding="utf-8")
+        written_files[1].write_text(trial_page.html(result, name), encoding="utf-8")
+        if result.recipe:
+            written_files[2].write_text(tomli_w.dumps(dict(result.recipe)), encoding="utf-8")
+        else:
+            del written_files[2]
     if as_json:
         print_plain(text)
     elif quiet:
         print_plain(str(result))
     else:
         _show(result)
-        for file in files:
+        for file in written_files:
             written("written", file)
 
 
 def _show(result: "TrialResult") -> None:
     from fedloom.experiment.trial import next_step, score_name, sentence, signed
 
-    table = plain_table("owner", "decision", "next", numbers=("rows", "alone", "federated", "pooled"))
+    first, scores_of = ("", ("alone", "joint")) if result.by_columns else ("owner", ("alone", "federated", "pooled"))
+    table = plain_table(first, "decision", "next", numbers=("rows", *scores_of))
     for name, card in result.owners.items():
         text = sentence(card, result.metric)
-        scores = (f"{value:.3f}" if value is not None else "–" for value in (card.alone, card.federated, card.pooled))
+        values = (card.alone, card.federated, card.pooled)[: len(scores_of)]
+        scores = (f"{value:.3f}" if value is not None else "–" for value in values)
         decision = f"[{COLORS[card.decision]}]{escape(text)}[/]"
-        table.add_row(escape(name), decision, next_step(card), f"{card.rows:,}", *scores)
+        table.add_row(escape(name), decision, next_step(card, by_columns=result.by_columns), f"{card.rows:,}", *scores)
     for note in result.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     out.print(table)
     gain = result.overall["gain"]
     out.print(
-        f"mean over owners: {score_name(result.metric)} {'–' if gain is None else signed(gain)}, {result.split}; "
+        f"{'all people' if result.by_columns else 'mean over owners'}: "
+        f"{score_name(result.metric)} {'–' if gain is None else signed(gain)}, {result.split}; "
         f"alone: {escape(result.alone)}"
     )
+    if result.by_columns:
+        return
     card = next(iter(result.owners.values()))
     out.print(f"bytes for an owner and a run of {card.method}: {card.sent:,} sent, {card.received:,} received")
     for message in result.revealed:

@@ -31,15 +31,18 @@ CHECKED_ROWS = 4
 class BlackBoxModel:
     """The model of a party that has a black box instead of a network.
 
+    For a number it has `fit(x, y)` and `predict(x)`, on standardized numbers.
+
     Attributes:
         name: its name in error messages.
-        make: returns a new, unfitted object with `fit(x, y)` and `predict_proba(x)`.
-        classes: K.
+        make: returns a new, unfitted object with `fit(x, y)` and `predict_proba(x)`, or `predict(x)` for a number.
+        classes: K; 1 for a number.
         seed: seeds every random generator while an object is made, fitted and asked.
         learn: whether it is also fitted to the answers of others; otherwise it only teaches.
         refit_every: local steps of a neural client between two fits.
         min_probability: the smallest probability that it answers with.
         public_weight: weight of a public row in a fit; an own row has weight 1.
+        number: whether it predicts a number.
     """
 
     name: str
@@ -50,6 +53,7 @@ class BlackBoxModel:
     refit_every: int = 25
     min_probability: float = 1e-3
     public_weight: float = 1.0
+    number: bool = False
 
     def fit(
         self, x: Tensor, y: Tensor, public: Tensor | None = None, targets: Tensor | None = None
@@ -72,18 +76,23 @@ class BlackBoxModel:
         with reproducible(self.seed):
             inner = self.make()
         weighted = accepts_weights(inner.fit)
-        if public is not None and targets is not None and len(public):
+        if public is not None and targets is not None and len(public) and self.number:
+            rows = np.concatenate([rows, flatten_rows(public)])
+            labels = np.concatenate([labels, targets[:, 0].cpu().numpy()])
+            weights = np.concatenate([weights, np.full(len(public), self.public_weight)])
+        elif public is not None and targets is not None and len(public):
             which, classes, shares = hard_rows(targets.cpu().numpy(), self.min_probability, weighted)
             rows = np.concatenate([rows, flatten_rows(public)[which]])
             labels = np.concatenate([labels, classes])
             weights = np.concatenate([weights, self.public_weight * shares])
         seen = np.unique(labels)
-        if len(seen) == 1:  # many classifiers refuse to fit a single class
+        if len(seen) == 1 and not self.number:  # many classifiers refuse to fit a single class
             return FittedBlackBox(replace(self), None, seen)
         with reproducible(self.seed):  # again: `make` may have loaded a library that uses threads
             inner.fit(rows, labels, **({"sample_weight": weights} if weighted else {}))
-        fitted = FittedBlackBox(replace(self), inner, self._columns(inner))  # a copy: `_FITS` must not keep its own key
-        fitted.probs(x[:CHECKED_ROWS])
+        columns = np.arange(1) if self.number else self._columns(inner)
+        fitted = FittedBlackBox(replace(self), inner, columns)  # a copy: `_FITS` must not keep its own key
+        fitted.outputs(x[:CHECKED_ROWS])
         return fitted
 
     def _columns(self, inner: Any) -> np.ndarray:
@@ -126,6 +135,33 @@ class FittedBlackBox:
         p = self._model.min_probability + (1 - self._model.classes * self._model.min_probability) * p
         return torch.from_numpy(p.astype(np.float32)).to(x.device)
 
+    @property
+    def number(self) -> bool:
+        """Whether it predicts a number."""
+        return self._model.number
+
+    def answers(self, x: Tensor) -> Tensor:
+        """Probabilities (n, K), or numbers (n, 1), which are averaged as they are."""
+        return self.numbers(x) if self.number else self.probs(x)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Log-probabilities (n, K), or numbers (n, 1), float32 of rows x (n, ...). Raises ModelError as `probs`."""
+        return self.numbers(x) if self._model.number else self.probs(x).log()
+
+    def numbers(self, x: Tensor) -> Tensor:
+        """Standardized numbers (n, 1) float32 of rows x (n, ...). Raises ModelError if the answers are none."""
+        found = np.zeros(len(x))
+        if len(x):
+            with reproducible(self._model.seed):
+                found = np.asarray(self._inner.predict(flatten_rows(x)))
+        if (
+            found.shape not in ((len(x),), (len(x), 1))
+            or found.dtype.kind not in "biuf"
+            or not np.isfinite(found).all()
+        ):
+            raise ModelError(f"{self._model.name}: predict must give a finite number for each row, ({len(x)},)")
+        return torch.from_numpy(found.reshape(-1, 1).astype(np.float32)).to(x.device)
+
     def _checked(self, answer: Any, rows: int) -> np.ndarray:
         p, name = np.asarray(answer), self._model.name
         if p.shape != (rows, len(self._columns)):
@@ -158,25 +194,26 @@ class CrossFit:
     _known: WeakTensorKeyDictionary = field(init=False, default_factory=WeakTensorKeyDictionary)
 
     def log_probs(self, x: Tensor) -> Tensor:
-        """Log-probabilities (n, K) of other rows x (n, ...): of the mean of both fits.
+        """Log-probabilities (n, K), or numbers (n, 1), of other rows x (n, ...): of the mean of both fits.
 
         They are remembered as long as the tensor `x` lives, because test rows stay the same.
         """
         if x not in self._known:
-            p = self.odd.probs(x)
-            self._known[x] = (p if self.odd is self.even else (p + self.even.probs(x)) / 2).log()
+            first = self.odd.answers(x)
+            mean = first if self.odd is self.even else (first + self.even.answers(x)) / 2
+            self._known[x] = mean if self.odd.number else mean.log()
         known: Tensor = self._known[x]
         return known
 
     def public_log_probs(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """Log-probabilities (n, K) of public rows x (n, ...), given their numbers (n,)."""
+        """Log-probabilities (n, K), or numbers (n, 1), of public rows x (n, ...), given their row numbers (n,)."""
         if self.odd is self.even:
-            return self.odd.probs(x).log()
+            return self.odd.outputs(x)
         second = (numbers % 2 == 1).to(x.device)
-        answers = self.odd.probs(x[~second]), self.even.probs(x[second])
+        answers = self.odd.answers(x[~second]), self.even.answers(x[second])
         p = x.new_empty(len(x), answers[0].shape[1])
         p[~second], p[second] = answers
-        return p.log()
+        return p if self.odd.number else p.log()
 
 
 _FITS: weakref.WeakKeyDictionary[BlackBoxModel, tuple[bytes, CrossFit]] = weakref.WeakKeyDictionary()

@@ -17,8 +17,8 @@ from fedloom.core.scores import number_scores, scored
 
 MAX_LOSS: Final = 10.0
 """Upper clip on losses of private rows."""
-MAX_ERROR: Final = 100.0
-"""Upper clip on mean squared errors of private rows, in squared s.d. of the target."""
+MAX_ERROR: Final = 25.0
+"""Upper clip on the squared error of each private row, in squared s.d. of the target."""
 
 
 @runtime_checkable
@@ -115,11 +115,13 @@ def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
     """Four summary numbers of standardized predictions (n,) of y (n,), for test rows whose labels are private: the mean
     squared and the mean absolute error, the mean squared error of the best constant, and the rows.
 
-    They are clipped at `MAX_ERROR` and rounded to three decimals, so that a malicious model cannot encode a row.
+    Each row counts at most `MAX_ERROR`, and means are rounded to three decimals, so that a malicious model cannot
+    encode a row in them.
     """
-    error = torch.nan_to_num(predicted - y, nan=MAX_ERROR)
-    means = {"squared": (error**2).mean(), "absolute": error.abs().mean(), "chance": y.var(correction=0)}
-    return {**{k: v.clamp(max=MAX_ERROR).round(decimals=3) for k, v in means.items()}, "rows": len(y)}
+    squared = torch.nan_to_num((predicted - y) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
+    around = ((y - y.mean()) ** 2).clamp(max=MAX_ERROR)
+    means = {"squared": squared.mean(), "absolute": squared.sqrt().mean(), "chance": around.mean()}
+    return {**{k: v.round(decimals=3) for k, v in means.items()}, "rows": len(y)}
 
 
 def exact_scores(

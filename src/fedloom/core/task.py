@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.losses import kl, kl_gradient
+from fedloom.core.errors import ConfigError
+from fedloom.core.losses import kl, kl_gradient, reverse_kl_gradient
 
 TaskKind: TypeAlias = Literal["classes", "number"]
 """What the label is: the name of a class, or a number."""
@@ -48,9 +49,16 @@ class Classes:
         """Mean over rows of KL(target || softmax(outputs / temperature)), target as from `soft`."""
         return kl(target, outputs, temperature)
 
-    def distill_gradient(self, target: Tensor, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """Gradient (B, K) of `distill` by the outputs, for each row."""
-        return kl_gradient(target, outputs, temperature)
+    def distill_gradient(
+        self, target: Tensor, outputs: Tensor, temperature: float = 1.0, *, reverse: bool = False
+    ) -> Tensor:
+        """Gradient (B, K) of `distill` by the outputs, for each row; `reverse`: of KL(p || target)."""
+        return (reverse_kl_gradient if reverse else kl_gradient)(target, outputs, temperature)
+
+    def certainty(self, outputs: Tensor) -> Tensor:
+        """(...) how sure outputs (..., K) are: the negative entropy of their probabilities in nats, float64."""
+        log_p = F.log_softmax(outputs.double(), -1)
+        return (log_p.exp() * log_p).sum(-1)
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """(B,) int64 most probable classes."""
@@ -87,12 +95,12 @@ class Number:
         return standardized.astype(np.float64) * self.scale + self.shift
 
     def loss(self, outputs: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Squared error of standardized numbers, or with `variance` the Gaussian's negative log-likelihood without its
-        constant: (), or (B,) without reduction."""
-        error = (outputs[..., 0] - y) ** 2
+        """Half the squared error of standardized numbers, a Gaussian's negative log-likelihood with variance 1; or with
+        `variance` that of its own, without the constant: (), or (B,) without reduction."""
+        error = (outputs[..., 0] - y) ** 2 / 2
         if self.variance:
             spread = _log_variance(outputs)
-            error = (spread + error * torch.exp(-spread)) / 2
+            error = spread / 2 + error * torch.exp(-spread)
         return error if reduction == "none" else error.sum() if reduction == "sum" else error.mean()
 
     def soft(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
@@ -100,22 +108,40 @@ class Number:
         return outputs
 
     def distill(self, target: Tensor, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """Mean over rows of the squared error, or with `variance` of KL(target || outputs) of the two Gaussians."""
+        """Mean over rows of half the squared error: KL(target || outputs) of two Gaussians of variance 1, or with
+        `variance` of their own."""
         apart = (target[..., 0] - outputs[..., 0]) ** 2
         if not self.variance:
-            return apart.mean()
+            return apart.mean() / 2
         of, by = _log_variance(target), _log_variance(outputs)
         return ((by - of + (torch.exp(of) + apart) * torch.exp(-by) - 1) / 2).mean()
 
-    def distill_gradient(self, target: Tensor, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """Gradient (B, W) of `distill` by the outputs, for each row."""
+    def distill_gradient(
+        self, target: Tensor, outputs: Tensor, temperature: float = 1.0, *, reverse: bool = False
+    ) -> Tensor:
+        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of KL(outputs || target)."""
         apart = outputs[..., :1] - target[..., :1]
         if not self.variance:
-            return 2 * apart
+            return apart
         of, by = _log_variance(target)[..., None], _log_variance(outputs)[..., None]
         inside = outputs[..., 1:].abs() <= _SPREAD
+        if reverse:
+            return torch.cat([apart * torch.exp(-of), (torch.exp(by - of) - 1) / 2 * inside], -1)
         spread = (1 - (torch.exp(of) + apart**2) * torch.exp(-by)) / 2 * inside
         return torch.cat([apart * torch.exp(-by), spread], -1)
+
+    def certainty(self, outputs: Tensor) -> Tensor:
+        """(...) how sure outputs (..., W) are: the negative entropy of their Gaussians without its constant, float64.
+
+        Raises:
+            ConfigError: the network says no variance.
+        """
+        if not self.variance:
+            raise ConfigError(
+                "confidence in a number needs networks that predict its variance: set models.variance = true, or "
+                "weigh answers in another way"
+            )
+        return -_log_variance(outputs.double()) / 2
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """(B,) standardized numbers."""

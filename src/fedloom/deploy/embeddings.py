@@ -108,6 +108,19 @@ def write_predictions(
     _write(path, text.getvalue().encode())
 
 
+def write_numbers(path: Path, heading: str, names: Sequence[str], labels: Sequence[str], numbers: np.ndarray) -> None:
+    """Write a CSV file: the id, and predicted numbers (n, W) under `labels`, in nine digits as by `predict.py`.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([heading, *labels])
+    writer.writerows([name, *(f"{x:.9g}" for x in row)] for name, row in zip(names, numbers.tolist(), strict=True))
+    _write(path, text.getvalue().encode())
+
+
 def prediction_rows(
     names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray, digits: int
 ) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Writes the folders of a horizontal run: one for each client's classifier, and one for the model that all share."""
+"""Writes the folders of a horizontal run: one for each client's model, and one for the model that all share."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from fedloom.data.encoder import TableEncoder
 from fedloom.data.sources import load_raw
 from fedloom.data.tables import RawTable
 from fedloom.deploy import tables
-from fedloom.deploy.models import NETWORK, ModelInputs, load_model, network_class, write_model
+from fedloom.deploy.models import NETWORK, ModelInputs, NumberInfo, load_model, network_class, write_model
 from fedloom.deploy.source import source, state_of, traced
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.trained import TrainedModels
@@ -69,7 +69,7 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     tried, shared, first = 0, _Shared(), None
     for i, name in enumerate(_folders(trained.names.values())):
         party = trained.party(i)
-        if plan.contexts[i].network is None and tables.is_joint(party):
+        if plan.contexts[i].network is None and tables.has_trees(party):
             tried = max(tried, _write_trees(plan, data, name, party, done, staging))
             found.names.append(name)
             found.networks[name] = plan.architectures[i]
@@ -83,7 +83,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
         found.names.append(name)
         found.networks[name] = plan.architectures[i]
         shared.add(party, broadcast)
-    if found.names and first is None:  # all owners have the same trees
+    if found.names and first is None and not tables.is_joint(trained.party(plan.training[0])):
+        found.skipped[SERVER] = "each owner predicts by trees of its own besides; take an owner's folder"
+    elif found.names and first is None:  # all owners have the same trees
         _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
         found.names.append(SERVER)
         found.networks[SERVER] = plan.architectures[0]
@@ -141,7 +143,7 @@ def _write(
     x = tests.x(torch.arange(min(ROWS, len(tests))))
     with party.scratch():
         party.prepare(eval_mode=mode, broadcast=broadcast)
-        expected = torch.softmax(party.infer(x), -1)
+        expected = plan.data.task.soft(party.infer(x))
         graph = traced(party)
         state = state_of(graph)
     model, norm = plan.architectures[i], plan.run.models.norm
@@ -152,7 +154,8 @@ def _write(
         "eval_mode": mode,
         "round": done,
         "classes": plan.data.classes,
-        "model": model if _is_plain(model, data, len(plan.data.classes), norm, state) else None,
+        **_number(plan),
+        "model": model if _is_plain(model, data, plan.data.task.width, norm, state) else None,
         "norm": norm,
         "inputs": _inputs(plan, data, i),
     }
@@ -162,7 +165,7 @@ def _write(
     loaded = load_model(staging / name, trust=[NETWORK]).network
     for network in (plain.eval(), loaded):
         with torch.inference_mode():
-            if float((torch.softmax(network(x), -1) - expected).abs().max()) > CLOSE:
+            if float((plan.data.task.soft(network(x)) - expected).abs().max()) > CLOSE:
                 raise CheckpointError(
                     f"the folder {name} does not predict as the run did: {plan.method.name} predicts by more than one "
                     "forward pass of a network in evaluation mode (such as params.batchnorm=batch)"
@@ -177,14 +180,25 @@ def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[Any], don
     source, state = tables.tree_network(data, party)
     values = {
         "fedloom": __version__, "owner": name, "method": plan.method.name, "eval_mode": "", "round": done,
-        "classes": plan.data.classes, "model": None, "norm": None, "inputs": tables.inputs_of(data),
+        "classes": plan.data.classes, **_number(plan), "model": None, "norm": None, "inputs": tables.inputs_of(data),
     }  # fmt: skip
     write_model(staging / name, values, state, source)
     with torch.inference_mode():
         found = load_model(staging / name, trust=[NETWORK]).network(tables.encoded(data, x))
-    if float((torch.softmax(found, -1) - torch.softmax(party.infer(x), -1)).abs().max()) > CLOSE:
+    soft = plan.data.task.soft
+    if float((soft(found) - soft(party.infer(x))).abs().max()) > CLOSE:
         raise CheckpointError(f"the folder {name} does not predict as the run did")
     return len(x)
+
+
+def _number(plan: RunPlan) -> dict[str, Any]:
+    """What `model.json` says of a number to predict; {} for classes."""
+    target = plan.data.target
+    if target is None:
+        return {}
+    return {
+        "number": NumberInfo(label=plan.data.label, shift=target.shift, scale=target.scale, variance=target.variance)
+    }
 
 
 def _is_plain(model: str, data: Dataset, classes: int, norm: Any, state: Mapping[str, Tensor]) -> bool:

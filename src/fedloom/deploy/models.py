@@ -1,4 +1,4 @@
-"""The folder of one trained classifier, which plain PyTorch opens: weights, architecture, preprocessing, classes.
+"""The folder of one trained model, which plain PyTorch opens: weights, architecture, preprocessing, classes.
 
 `model.safetensors` has the state dict, `network.py` the architecture as one class and the reading of rows, `model.json`
 all else, and `predict.py` uses them. They need torch and safetensors (Pillow for images), and nothing of fedloom.
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -51,6 +51,23 @@ class ModelInputs(BaseModel):
     scale: tuple[float, ...]
 
 
+class NumberInfo(BaseModel):
+    """How a network's outputs become a number: output * scale + shift, in the unit of the label."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    label: str
+    shift: float
+    scale: float = Field(gt=0)
+    variance: bool = False
+    """Whether a second output is the logarithm of the variance."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of a prediction: the label, and its s.d. if the network predicts it."""
+        return (self.label or "number", *(("s.d.",) if self.variance else ()))
+
+
 class ModelManifest(BaseModel):
     """The content of `model.json`."""
 
@@ -65,7 +82,9 @@ class ModelManifest(BaseModel):
     eval_mode: str
     """The method's evaluation mode in which the model was used, such as after fine-tuning; "" for none."""
     round: int = Field(ge=0)
-    classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
+    classes: tuple[str, ...] = Field((), max_length=1 << 16)
+    number: NumberInfo | None = None
+    """In place of classes, for a number to predict."""
     model: str | None
     """The name of a network of fedloom that has these weights; None if only `network.py` defines it."""
     norm: Literal["group", "batch", "none"] | None
@@ -73,6 +92,17 @@ class ModelManifest(BaseModel):
     network_sha256: str = _HEX
     state_sha256: str = _HEX
     state_bytes: int = Field(ge=8, le=1 << 36)
+
+    @model_validator(mode="after")
+    def _check_label(self) -> "ModelManifest":
+        if (len(self.classes) < 2) if self.number is None else bool(self.classes):
+            raise ValueError("must have at least two classes, or a number and none")
+        return self
+
+    @property
+    def outputs(self) -> int:
+        """The width of the network's outputs."""
+        return len(self.classes) if self.number is None else len(self.number.names)
 
 
 def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor], network: str) -> None:
@@ -93,15 +123,16 @@ def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Ten
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     usage = "ROWS.csv" if inputs.kind == "table" else "IMAGE.png"
+    script = _PREDICT if manifest.number is None else _PREDICT_NUMBER
     for name, data in (
-        (WEIGHTS, weights), (NETWORK, source), (PREDICT, _PREDICT.replace("ROWS", usage).encode()),
+        (WEIGHTS, weights), (NETWORK, source), (PREDICT, script.replace("HEAD", _HEAD).replace("ROWS", usage).encode()),
         (MODEL, text.encode()),
     ):  # fmt: skip
         write_atomically(folder / name, data)
 
 
 def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedModel":
-    """A classifier from its folder, written by `export`.
+    """A model from its folder, written by `export`.
 
     Args:
         folder: with `model.json`.
@@ -122,7 +153,7 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
         state = load_tensors(data)
         if not all(value.isfinite().all() for value in state.values()):
             raise CheckpointError("a weight is not finite")
-        shape, count = manifest.inputs.shape, len(manifest.classes)
+        shape, count = manifest.inputs.shape, manifest.outputs
         if manifest.model is not None:
             with torch.device("meta"):
                 network = models.build(manifest.model, shape, count, manifest.norm)
@@ -179,12 +210,12 @@ def network_class(file: Path) -> type[nn.Module]:
 
 
 class DeployedModel:
-    """A trained classifier.
+    """A trained model.
 
     Attributes:
         manifest: the content of its `model.json`.
         network: the module, in evaluation mode.
-        classes: K names.
+        classes: K names; () for a number.
         recipe: what `read_rows` needs to read a file of rows.
     """
 
@@ -206,16 +237,24 @@ class DeployedModel:
             raise CheckpointError(f"its columns do not give the {inputs.shape[0]} numbers that its network takes")
 
     def predict(self, rows: RawRows) -> np.ndarray:
-        """Probabilities (n, K) float32 of new rows: see `fedloom.deploy.rows.RawRows`.
+        """Probabilities (n, K) float32 of new rows: see `fedloom.deploy.rows.RawRows`. A number, and its s.d. if the
+        network predicts one, are (n, 1) or (n, 2) float64 in the unit of the label.
 
         Raises:
             DataError: the rows do not fit.
         """
         x = torch.from_numpy(self.encode(rows))
         with torch.inference_mode():
-            parts = [torch.softmax(self.network(part), -1) for part in torch.split(x, 256)]
-        out: np.ndarray = torch.cat(parts).float().numpy()
-        return out
+            outputs = torch.cat([self.network(part) for part in torch.split(x, 256)])
+        number = self.manifest.number
+        if number is None:
+            out: np.ndarray = torch.softmax(outputs, -1).float().numpy()
+            return out
+        found = outputs.double().numpy()
+        found[:, 0] = found[:, 0] * number.scale + number.shift
+        if number.variance:
+            found[:, 1] = np.exp(found[:, 1] / 2) * number.scale
+        return found
 
     def encode(self, rows: RawRows) -> np.ndarray:
         """(n, *shape) float32, the network's input."""
@@ -263,8 +302,9 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
 
 # -- files of plain PyTorch ----------------------------------------------------------------------------------------
 
-_PREDICT = '''"""Predict new rows: python predict.py ROWS. It needs torch and safetensors, and the files beside it."""
-import sys
+_HEAD = '''"""Predict new rows: python predict.py ROWS. It needs torch and safetensors, and the files beside it."""
+'''
+_PREDICT = """HEADimport sys
 import torch
 from network import INFO, load, read_rows
 
@@ -273,7 +313,20 @@ with torch.inference_mode():
 print("predicted", *INFO["classes"], sep=",")
 for row in probabilities.tolist():
     print(INFO["classes"][row.index(max(row))], *(f"{p:.6f}" for p in row), sep=",")
-'''
+"""
+_PREDICT_NUMBER = """HEADimport math
+import sys
+import torch
+from network import INFO, load, read_rows
+
+number = INFO["number"]
+with torch.inference_mode():
+    outputs = load()(read_rows(sys.argv[1])).double()
+print(number["label"] or "number", *["s.d."] * number["variance"], sep=",")
+for mean, *spread in outputs.tolist():
+    numbers = [mean * number["scale"] + number["shift"], *(math.exp(s / 2) * number["scale"] for s in spread)]
+    print(*(f"{value:.9g}" for value in numbers), sep=",")
+"""
 _NETWORK = '''"""A trained network and the preprocessing of its rows, in plain PyTorch; fedloom is not needed."""
 {imports}
 from pathlib import Path

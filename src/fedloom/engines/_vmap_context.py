@@ -20,6 +20,7 @@ from fedloom.core.context import Batches, ClientContext, PublicSet, Rows, Sample
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
+from fedloom.core.task import Number, Task
 from fedloom.engines._vmap_network import NotBatchable, PaddedBatches, Uneven, VmapNetwork
 
 
@@ -159,12 +160,16 @@ class VmapContext:
     classes: int
     device: str
     aggregator: Aggregator
+    task: Task
+    target: Number | None
 
     def __init__(self, contexts: Sequence[ClientContext], me: Tensor, same: SameContent, *, rows_alone: bool) -> None:
         self._contexts, self._me, self._same, self._rows_alone = contexts, me, same, rows_alone
         for name in ("seed", "parties", "classes", "device", "aggregator"):
             if len({getattr(s, name) for s in contexts}) == 1:
                 setattr(self, name, getattr(contexts[0], name))
+        if len({(s.classes, s.target is None) for s in contexts}) == 1:  # no loss depends on the scale of a number
+            self.task, self.target = contexts[0].task, contexts[0].target
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
         """See `ClientContext.batches`."""

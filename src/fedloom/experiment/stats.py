@@ -12,12 +12,14 @@ from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
 from fedloom.core.party import LearnedTable
+from fedloom.core.task import Number
 from fedloom.data.encoder import undo
 from fedloom.data.grammar import MISSING_WORDS, Decimal
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import encoded, interpret
 from fedloom.engines import LocalEngine
 from fedloom.methods import find
+from fedloom.methods.tables.stats import CLASS, TARGET
 from fedloom.protect.aggregators import Secure
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
 FEWEST = 3
 """Owners from which on sums are secure."""
-CLASS = "class"
-"""The label in the table of words."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +119,8 @@ def parties(dataset: Any) -> list[ClientContext]:
         ClientContext(
             id=i,
             parties=count,
-            classes=len(dataset.classes),
+            classes=max(len(dataset.classes), 1),
+            target=None if dataset.classes else Number(),
             columns=dataset.columns,
             words=dataset.words,
             data=Rows(pool, labels, torch.from_numpy(np.flatnonzero(dataset.groups == i)), zero, one),
@@ -148,13 +149,17 @@ def row_schema(
         ConfigError: a column has too few rows for a scale.
     """
     scale: dict[str, list[float]] = {}
+    of_label: dict[str, Any] = {"classes": list(classes)} if classes else {}
     for table in tables:
         if table.columns[1] == "Word":
             continue
         for name, _, _, mean, sd, *_ in table.rows:
             if mean is None:
                 raise ConfigError(f"the column {name!r} has too few rows for a scale: leave it out with drop")
-            scale[str(name)] = [float(f"{mean:.6g}"), float(f"{sd or 1.0:.6g}")]
+            agreed = [float(f"{mean:.6g}"), float(f"{sd or 1.0:.6g}")]
+            if name == TARGET and not classes:
+                of_label["label_scale"] = agreed
+            else:
+                scale[str(name)] = agreed
     listed = [{"name": name, "categories": list(words)} if words else name for name, words in columns]
-    found = {"columns": listed, "label": label, "classes": list(classes)}
-    return {**found, **({"scale": scale} if scale else {})}
+    return {"columns": listed, "label": label, **of_label, **({"scale": scale} if scale else {})}

@@ -142,8 +142,8 @@ def reset_optimizer(party: Party[object]) -> None:
 
 
 def label_loss(party: Party[object], x: Tensor, y: Tensor) -> Tensor:
-    """Mean loss () of the party's network on x (B, ...), y (B,), with its graph: the cross-entropy of classes, or the
-    squared error of a number."""
+    """Mean loss () of the party's network on x (B, ...), y (B,), with its graph: the cross-entropy of classes, or half
+    the squared error of a number."""
     return party.context.task.loss(party.model(x), y)
 
 

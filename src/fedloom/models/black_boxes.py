@@ -1,8 +1,9 @@
-"""Black boxes: classifiers that offer only `fit` and `predict_proba`.
+"""Black boxes: models that offer only `fit` and `predict_proba`, or `predict` for a number.
 
-`forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread. `lightgbm`, `xgboost`,
-`catboost` and `tabicl` are of libraries that are extras of fedloom. One of yours is `package.module:factory`, which is
-called with `(input_shape, classes)` and returns an object with the two methods; rows are (n, d) float32.
+`forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread; for a number they are
+regressors, and `logistic` is ridge regression. `lightgbm`, `xgboost`, `catboost` and `tabicl` are of libraries that are
+extras of fedloom. One of yours is `package.module:factory`, which is called with `(input_shape, classes)`, with 1 for a
+number, and returns an object with the two methods; rows are (n, d) float32.
 """
 
 import importlib.util
@@ -23,30 +24,34 @@ class BlackBoxSpec:
 
     title: str
     """A description in one line."""
-    builder: Callable[[int], Any]
-    """The seed → the unfitted object."""
+    builder: Callable[[int, bool], Any]
+    """The seed, and whether it predicts a number → the unfitted object."""
     extra: str = ""
     """The package that it needs, an extra of the same name."""
 
 
-def _forest(seed: int) -> Any:
-    from sklearn.ensemble import RandomForestClassifier  # its import takes a second
+def _forest(seed: int, number: bool) -> Any:
+    from sklearn import ensemble  # its import takes a second
 
-    return RandomForestClassifier(50, n_jobs=1, random_state=seed)
+    kind = ensemble.RandomForestRegressor if number else ensemble.RandomForestClassifier
+    return kind(50, n_jobs=1, random_state=seed)
 
 
-def _boosting(seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier
+def _boosting(seed: int, number: bool) -> Any:
+    from sklearn import ensemble
 
-    return HistGradientBoostingClassifier(
+    kind = ensemble.HistGradientBoostingRegressor if number else ensemble.HistGradientBoostingClassifier
+    return kind(
         max_iter=30, learning_rate=0.2, max_leaf_nodes=8, min_samples_leaf=5, early_stopping=False, random_state=seed
     )
 
 
-def _logistic(seed: int) -> Any:
-    from sklearn.linear_model import LogisticRegression
+def _logistic(seed: int, number: bool) -> Any:
+    from sklearn import linear_model
 
-    return LogisticRegression(max_iter=200, random_state=seed)
+    if number:
+        return linear_model.Ridge(random_state=seed)
+    return linear_model.LogisticRegression(max_iter=200, random_state=seed)
 
 
 class _KNeighbors:
@@ -62,12 +67,23 @@ class _KNeighbors:
         return self._inner.predict_proba(x)
 
 
-def _lightgbm(seed: int) -> Any:
-    from lightgbm import LGBMClassifier
+class _KNeighborsOfNumbers:
+    """The same for a number."""
 
-    return LGBMClassifier(
-        min_child_samples=5, random_state=seed, n_jobs=1, deterministic=True, force_row_wise=True, verbose=-1
-    )
+    def fit(self, x: Any, y: Any) -> None:
+        from sklearn.neighbors import KNeighborsRegressor
+
+        self._inner = KNeighborsRegressor(min(5, len(x)), weights="distance", n_jobs=1).fit(x, y)
+
+    def predict(self, x: Any) -> Any:
+        return self._inner.predict(x)
+
+
+def _lightgbm(seed: int, number: bool) -> Any:
+    import lightgbm
+
+    kind = lightgbm.LGBMRegressor if number else lightgbm.LGBMClassifier
+    return kind(min_child_samples=5, random_state=seed, n_jobs=1, deterministic=True, force_row_wise=True, verbose=-1)
 
 
 class _XGBoost:
@@ -86,15 +102,24 @@ class _XGBoost:
         return self._inner.predict_proba(x)
 
 
-def _catboost(seed: int) -> Any:
-    from catboost import CatBoostClassifier
+def _catboost(seed: int, number: bool) -> Any:
+    import catboost
 
-    return CatBoostClassifier(
-        iterations=200, random_seed=seed, thread_count=1, verbose=False, allow_writing_files=False
-    )
+    kind = catboost.CatBoostRegressor if number else catboost.CatBoostClassifier
+    return kind(iterations=200, random_seed=seed, thread_count=1, verbose=False, allow_writing_files=False)
 
 
-def _tabicl(seed: int) -> Any:
+def _xgboost(seed: int, number: bool) -> Any:
+    if not number:
+        return _XGBoost(seed)
+    from xgboost import XGBRegressor
+
+    return XGBRegressor(random_state=seed, n_jobs=1, verbosity=0)
+
+
+def _tabicl(seed: int, number: bool) -> Any:
+    if number:
+        raise ModelError("tabicl predicts classes only: choose another black box for a number")
     from tabicl import TabICLClassifier
 
     return TabICLClassifier(random_state=seed, device="cpu", n_jobs=1)
@@ -105,10 +130,11 @@ BLACK_BOXES: dict[str, BlackBoxSpec] = {
     "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", _boosting),
     "logistic": BlackBoxSpec("logistic regression with an L2 penalty", _logistic),
     "knn": BlackBoxSpec(
-        "5 nearest neighbours; others' answers as their most probable class", lambda seed: _KNeighbors()
+        "5 nearest neighbours; others' answers as their most probable class",
+        lambda seed, number: _KNeighborsOfNumbers() if number else _KNeighbors(),
     ),
     "lightgbm": BlackBoxSpec("LightGBM, 100 rounds", _lightgbm, "lightgbm"),
-    "xgboost": BlackBoxSpec("XGBoost, 100 rounds", _XGBoost, "xgboost"),
+    "xgboost": BlackBoxSpec("XGBoost, 100 rounds", _xgboost, "xgboost"),
     "catboost": BlackBoxSpec("CatBoost, 200 rounds", _catboost, "catboost"),
     "tabicl": BlackBoxSpec("TabICL, a pretrained network for tables that reads all rows at once", _tabicl, "tabicl"),
 }
@@ -123,27 +149,27 @@ def check_installed(name: str) -> None:
         )
 
 
-def is_black_box(name: str, input_shape: tuple[int, ...], classes: int) -> bool:
+def is_black_box(name: str, input_shape: tuple[int, ...], classes: int, number: bool = False) -> bool:
     """Whether a name of a pool is that of a black box, not of a network. A user's factory is called to find out.
+    `number`: whether it is to predict a number.
 
     Raises:
         ModelError: the factory fails, it returns neither, or it returns the same object twice.
     """
     if ":" not in name:
         return name in BLACK_BOXES
-    model = custom.make(name, input_shape, classes)
+    model, asked = custom.make(name, input_shape, classes), "predict" if number else "predict_proba"
     if isinstance(model, nn.Module):
         return False
-    if not all(callable(getattr(model, method, None)) for method in ("fit", "predict_proba")):
+    if not all(callable(getattr(model, method, None)) for method in ("fit", asked)):
         raise ModelError(
-            f"{name!r} must return a torch.nn.Module, or an object with fit and predict_proba, not a "
-            f"{type(model).__name__}."
+            f"{name!r} must return a torch.nn.Module, or an object with fit and {asked}, not a {type(model).__name__}."
         )
     if custom.make(name, input_shape, classes) is model:
         raise ModelError(f"{name!r} must return a new object at each call, but returned the same one twice.")
     return True
 
 
-def make(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Any:
-    """A new, unfitted object of this name. Raises ModelError."""
-    return custom.make(name, input_shape, classes) if ":" in name else BLACK_BOXES[name].builder(seed)
+def make(name: str, input_shape: tuple[int, ...], classes: int, seed: int, number: bool = False) -> Any:
+    """A new, unfitted object of this name, for a number if `number`. Raises ModelError."""
+    return custom.make(name, input_shape, classes) if ":" in name else BLACK_BOXES[name].builder(seed, number)

@@ -33,6 +33,8 @@ revoked = "revoked.pem"
 callers = { $coordinator = "$address" }
 # Peers that exchange messages with this node.
 $peers
+# A run on rows of your own waits until fedloom node node.toml --approve RUN: "ask", "auto" (not for equal runs), "off".
+approve = "ask"
 # Limit of a run's rounds.
 max_rounds = 1000
 # Smallest batch size: the fewer rows in a step, the more it reveals about each.

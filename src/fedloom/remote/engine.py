@@ -137,9 +137,9 @@ class NetEngine(Engine):
             d = size(expect, weight)
             return await secure_sum(sessions, run_masked, context, weight, d, asked, call, self._colluders)
 
-        def asked(names: Sequence[str]) -> bytes:
+        def asked(names: Sequence[str], past: str) -> bytes:
             first, arguments = tasks[0], message.decode(shared)
-            return question(first.round, first.method, weight or "", spell(expect), names, arguments)
+            return question(first.round, first.method, weight or "", spell(expect), names, arguments, past)
 
         total, notes, lost = self._await(summed())
         for name, task in by_name.items():
@@ -160,14 +160,20 @@ class NetEngine(Engine):
             self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own.
+        """The SHA-256 of each party's state, as its node reports it; "" where it has rows of its own, or its
+        site has stopped the run.
 
         Raises:
             EngineError: a node is unreachable.
         """
 
         async def ask(session: NodeSession) -> str:
-            answer = await session.ask("digest", self._common.which())
+            try:
+                answer = await session.ask("digest", self._common.which())
+            except CallRefused as refusal:
+                if refusal.code != rpc_errors.STOPPED:
+                    raise
+                return ""  # the others go on to the end
             head, _ = await asyncio.to_thread(payload.unpack, answer, {"sha256": str})
             sha: str = head["sha256"]
             return sha

@@ -54,6 +54,7 @@ class RunContext:
         kept: the rounds of the coordinator's checkpoints.
         floor: nodes may drop replies left for peers by calls before this number.
         stale: parties whose nodes report a newer start.
+        refused: whether a node has refused the run, so that others need not be waited for.
     """
 
     run: str
@@ -67,6 +68,7 @@ class RunContext:
     kept: tuple[int, ...] = ()
     floor: int = 0
     stale: set[int] = field(default_factory=set)
+    refused: bool = False
 
     def which(self, **more: Tree) -> bytes:
         """The body of a call about the run."""
@@ -131,9 +133,11 @@ class NodeSession:
                     return await self.open()
                 words = self.link.problem or "no answer yet"
             except CallRefused as error:
-                if error.code == rpc_errors.PENDING:  # a person decides, perhaps tomorrow
-                    end = max(end, now() + self._common.timeouts.start)
-                if error.code not in (*_LATER, rpc_errors.PENDING) or now() >= end:
+                later = error.code in _LATER and now() < end
+                if error.code == rpc_errors.PENDING and not self._common.refused:  # a person decides, perhaps tomorrow
+                    later, end = True, max(end, now() + self._common.timeouts.start)
+                if not later:
+                    self._common.refused = True
                     raise
                 words = error.words
                 await asyncio.sleep(0.5)

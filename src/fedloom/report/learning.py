@@ -41,8 +41,8 @@ STANDARD = (
 
 MEANINGS = {
     "agreement": "Share of test rows on which two clients predict the same class.",
-    "loss mean": "Cross-entropy on the test rows in nats, or squared error of a standardized number; mean over "
-    "clients.",
+    "loss mean": "Cross-entropy on the test rows in nats, or half the squared error of a standardized number; "
+    "mean over clients.",
     "discriminator loss": "At ln N the server cannot tell the outputs of the N clients apart.",
     "discriminator accuracy": "Share of outputs that the server attributes to the right client; chance is 1/N.",
     "gamma": "γ, the weight of the global class prior in a party's own prior, mean over parties.",
@@ -63,7 +63,7 @@ def learning(run: Run) -> PageSection:
     s = run.summary
     levels = [] if s.chance is None else [Level("chance", s.chance)]
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
-    if s.scores:
+    if s.scores and s.task == "classes":
         balanced = SCORES[Metric("balanced accuracy")]
         lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
     main, caption = lines[0], "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."

@@ -9,6 +9,8 @@ from fedloom.experiment.trial import OwnerCard, TrialResult, next_step, score_na
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
 
+WIDEST = 12
+"""Owners of the largest matrix of partners that the page shows; trial.json has larger ones."""
 COLORS = {
     "join": "var(--s3)",
     "same": "var(--s1)",
@@ -34,15 +36,27 @@ def page(result: TrialResult, name: str) -> Page:
         Tile("no difference", str(len(counts["same"])), _some(counts["same"])),
         Tile("stay alone", str(len(counts["alone"])), _some(counts["alone"])),
         Tile("undecided", str(len(open_)), _some(open_)),
-        Tile(f"{metric}, mean gain", "–" if gain is None else signed(gain), "over owners"),
+        Tile(
+            f"{metric}, {'gain' if result.by_columns else 'mean gain'}",
+            "–" if gain is None else signed(gain),
+            "all people" if result.by_columns else "over owners",
+        ),
     ]
+    if result.by_columns:
+        return Page(
+            title=f"Do other columns help? {name}",
+            subtitle=f"{result.split}, seed {result.seed}, {fmt.duration(result.seconds)}; fedloom {__version__}",
+            lead=_columns_lead(result),
+            tiles=tiles[-1:],
+            sections=[_cards(result, metric), _methods(result)],
+        )
     return Page(
         title=f"Should they federate? {name}",
         subtitle=f"{len(result.owners)} owners, {result.split}, seed {result.seed}, "
         f"{fmt.duration(result.seconds)}; fedloom {__version__}",
         lead=_lead(counts, len(result.owners)),
         tiles=tiles,
-        sections=[_cards(result, metric), _reveals(result, card), _methods(result)],
+        sections=[_cards(result, metric), *_partners(result), _reveals(result, card), _methods(result)],
     )
 
 
@@ -62,6 +76,52 @@ def _lead(counts: dict[str, list[str]], owners: int) -> str:
     return " ".join(said) or "These rows do not decide whether any owner gains by learning together."
 
 
+def _columns_lead(result: TrialResult) -> str:
+    """The answer for all people in one sentence."""
+    told = {
+        "join": "The partners' columns help: with them, predictions are better.",
+        "alone": "The partners' columns do not help: train on your own.",
+        "same": "The partners' columns make no difference.",
+    }
+    return told.get(
+        result.owners["all people"].decision, "These rows do not decide whether the partners' columns help."
+    )
+
+
+def _partners(result: TrialResult) -> list[PageSection]:
+    """How each owner's model does on the others' rows, and whose model helps whom; [] if it is not known."""
+    names, found = list(result.owners), {n: c.partners for n, c in result.owners.items() if c.partners is not None}
+    if not found or len(names) > WIDEST:
+        return []
+    rows = []
+    for i, name in enumerate(names):
+        one = found[name]
+        own = one.scores[i]
+        helps = [other for other, value in zip(names, one.help, strict=False) if value > 0 and other != name]
+        advice = f"{', '.join(one.advised)} ({signed(one.gain)})" if one.gain is not None else "–"
+        rows.append(
+            cells(
+                name, *(PageCell(_against(score, own, diagonal=j == i)) for j, score in enumerate(one.scores)),
+                PageCell(_some(helps) or "–"), PageCell(advice),
+            )
+        )  # fmt: skip
+    caption = (
+        f"Each row: the {score_name(result.metric)} of an owner's rows by its own model, and how much more or less by "
+        "the model of each other owner. Helped by: without these owners' models, the loss of the mean of all models "
+        "rises, so they are missed if they leave. Better group: owners whose mean is shown to be better than that of "
+        "all, with the gain."
+    )
+    head = ("rows of", *(f"model of {name}" for name in names), "helped by", "better group")
+    return [PageSection("Partners", text=[], tables=[PageTable(caption, head, rows, words=1)])]
+
+
+def _against(score: float | None, own: float | None, *, diagonal: bool) -> str:
+    """A score itself on the diagonal, else its difference from the owner's own."""
+    if score is None or own is None:
+        return "–"
+    return f"{score:.3f}" if diagonal else signed(score - own)
+
+
 def _some(names: Sequence[str], most: int = 4) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
@@ -70,21 +130,28 @@ def _some(names: Sequence[str], most: int = 4) -> str:
 def _cards(result: TrialResult, metric: str) -> PageSection:
     rows = []
     for name, card in result.owners.items():
-        scores = [f"{v:.3f}" if v is not None else "–" for v in (card.alone, card.federated, card.pooled)]
+        values = (card.alone, card.federated, card.pooled)[: 2 if result.by_columns else 3]
+        scores = [f"{v:.3f}" if v is not None else "–" for v in values]
         rows.append(
             cells(
                 PageCell(name),
                 PageCell(sentence(card, result.metric), strong=card.decision == "join"),
-                PageCell(next_step(card)),
+                PageCell(next_step(card, by_columns=result.by_columns)),
                 PageCell(f"{card.rows:,}"),
                 *(PageCell(score) for score in scores),
             )
         )
     caption = (
         f"{metric} of every row, by models that did not see it; in each fold the candidates are those that are best "
-        "on the other folds. Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities "
-        "given the rows of all owners."
+        "on the other folds. "
     )
+    if result.by_columns:
+        caption += "Joint: models of all columns in one place."
+    else:
+        caption += (
+            "Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities given the rows "
+            "of all owners."
+        )
     plot = Figure(
         f"Gain in {metric}: federated minus alone",
         _forest_plot(result),
@@ -92,8 +159,12 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
         f"federating for, {result.worth:g}.",
         wide=True,
     )
-    table = PageTable(caption, ("owner", "decision", "next", "rows", "alone", "federated", "pooled"), rows, words=3)
-    return PageSection("Owners", text=[*result.notes], figures=[plot], tables=[table])
+    columns = ("people", "decision", "next", "rows", "alone", "joint")
+    owners = ("owner", "decision", "next", "rows", "alone", "federated", "pooled")
+    table = PageTable(caption, columns if result.by_columns else owners, rows, words=3)
+    return PageSection(
+        "People" if result.by_columns else "Owners", text=[*result.notes], figures=[plot], tables=[table]
+    )
 
 
 def _forest_plot(result: TrialResult) -> Markup:

@@ -86,6 +86,8 @@ def copies(bins: np.ndarray, y: np.ndarray, tree: int, seed: int) -> np.ndarray:
     return np.searchsorted(_POISSON, (h ^ (h >> np.uint64(32))) >> np.uint64(32), side="right")
 
 
+MOST_COPIES: Final = 7
+"""Limit of the copies of a row."""
 _POISSON: Final = np.array(
     [1580030168, 3160060337, 3950075421, 4213413783, 4279248373, 4292415291, 4294609777], np.uint64
 )

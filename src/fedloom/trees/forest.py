@@ -7,11 +7,19 @@ from fedloom.trees.exact import PARTS
 from fedloom.trees.growth import Growth
 from fedloom.trees.histograms import class_histograms
 from fedloom.trees.model import Trees
-from fedloom.trees.splits import Gini
+from fedloom.trees.splits import Criterion, Gini
+
+GINI = Gini()
 
 
 def growth(
-    layout: Bins, trees: int, columns: int | None, depth: int, min_rows: int, rng: np.random.Generator
+    layout: Bins,
+    trees: int,
+    columns: int | None,
+    depth: int,
+    min_rows: int,
+    rng: np.random.Generator,
+    criterion: Criterion = GINI,
 ) -> Growth:
     """New trees of a forest.
 
@@ -22,6 +30,7 @@ def growth(
         depth: the most splits above a leaf.
         min_rows: the least number of rows of a leaf, each counted as often as it is drawn.
         rng: draws the columns of each node.
+        criterion: what a split gains; by default that of classes.
     """
     F = len(layout.edges)
     k = min(F, columns or max(1, int(np.sqrt(F))))
@@ -30,7 +39,7 @@ def growth(
         chosen: np.ndarray = np.sort(rng.random((nodes, F)).argsort(1)[:, :k], 1)
         return chosen
 
-    return Growth(trees, layout, Gini(), depth=depth, min_rows=min_rows, draw=draw)
+    return Growth(trees, layout, criterion, depth=depth, min_rows=min_rows, draw=draw)
 
 
 def grown(trees: Growth) -> Trees:

@@ -1,6 +1,6 @@
 """What an owner computes for a tree: sums of integers by node and bin, and the node of each row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -14,21 +14,22 @@ PAIRS: Final = 2**17
 """Pairs of a row and a tree that are counted at once."""
 BLOCK: Final = 2**15 - 1
 """Rows whose sums fit one word: see `packed`."""
-_COUNT: Final = 15  # bits of a count in a word
-_H: Final = _COUNT + 13 + MOST_BITS  # bits of a count and a sum of h, below 2^(13 + MOST_BITS)
+COUNT: Final = 15
+"""Bits of a count in a word."""
+_H: Final = COUNT + 13 + MOST_BITS  # bits of a count and a sum of h, below 2^(13 + MOST_BITS)
 
 
 def packed(g: np.ndarray, h: np.ndarray) -> np.ndarray:
     """One word (…) int64 of each row: g 2^38 + h 2^15 + 1, with |g| <= 2^10 and h <= 2^8. Added over up to `BLOCK`
     rows, none of the three sums reaches the next."""
-    words: np.ndarray = (g << _H) + (h << _COUNT) + 1
+    words: np.ndarray = (g << _H) + (h << COUNT) + 1
     return words
 
 
 def unpacked(words: np.ndarray) -> np.ndarray:
     """The three sums (3, …) int64 of g, h and rows in sums of words (…)."""
     low = words & ((1 << _H) - 1)
-    return np.stack([words >> _H, low >> _COUNT, low & ((1 << _COUNT) - 1)])
+    return np.stack([words >> _H, low >> COUNT, low & ((1 << COUNT) - 1)])
 
 
 def two_in_one(sums: np.ndarray) -> np.ndarray:
@@ -53,9 +54,15 @@ def cells_of(bins: np.ndarray, layout: Bins) -> np.ndarray:
 
 
 def gradient_histograms(
-    cells: np.ndarray, words: np.ndarray, node: np.ndarray, asked: np.ndarray, tree: np.ndarray, width: int
+    cells: np.ndarray,
+    words: np.ndarray,
+    node: np.ndarray,
+    asked: np.ndarray,
+    tree: np.ndarray,
+    width: int,
+    opened: Callable[[np.ndarray], np.ndarray] = unpacked,
 ) -> np.ndarray:
-    """Sums (3, m, width) int64 of g, h and rows by node and cell.
+    """Sums (S, m, width) int64 of S statistics by node and cell: of g, h and rows.
 
     Args:
         cells: (n, F) the cell of each value, below `width`.
@@ -64,8 +71,9 @@ def gradient_histograms(
         asked: (m,) ascending nodes, those of a tree side by side.
         tree: (m,) their trees.
         width: the cells of all columns.
+        opened: the statistics (S, …) in sums of words (…).
     """
-    out = np.zeros((3, len(asked), width), np.int64)
+    out = np.zeros((len(opened(np.zeros(1, np.int64))), len(asked), width), np.int64)
     for t, mine in _by_tree(tree):
         slots = mine.stop - mine.start
         slot = _place(node[t], asked[mine])
@@ -76,7 +84,7 @@ def gradient_histograms(
             index = (cells[first : first + BLOCK] if everything else cells.take(which, 0)).astype(np.int32)
             if slots > 1:
                 index += (slot[which] * width).astype(np.int32)[:, None]
-            out[:, mine] += unpacked(sums(index, words[t, which], slots * width)).reshape(3, slots, width)
+            out[:, mine] += opened(sums(index, words[t, which], slots * width)).reshape(-1, slots, width)
     return out
 
 
@@ -97,7 +105,7 @@ def class_histograms(
     Args:
         bins: (n, F).
         y: (n,) labels.
-        weight: (T, n) int64 of each row in each tree.
+        weight: (T, n) int64 of each row in each tree; with one class, of any sign.
         node: (T, n) the node of each row.
         asked: (m,) ascending nodes.
         tree: (m,) their trees, ascending.
@@ -114,7 +122,7 @@ def class_histograms(
         some = slice(first, first + at_once)
         slot, wide = _place(node[some], asked[mine]), widths[columns[mine]]
         starts = (np.cumsum(wide.ravel()) - wide.ravel()).reshape(wide.shape)
-        trees, rows = np.nonzero((slot >= 0) & (weight[some] > 0))
+        trees, rows = np.nonzero((slot >= 0) & (weight[some] != 0))
         at = slot[trees, rows]
         index = (starts[at] + bins[rows[:, None], columns[mine][at]]) * classes + y[rows, None]
         found = sums(index.astype(np.int32), weight[some][trees, rows], int(wide.sum()) * classes)
@@ -128,12 +136,12 @@ def sums(index: np.ndarray, weights: np.ndarray, cells: int) -> np.ndarray:
     It is the product of a sparse matrix of ones with the weights: SciPy's loop over it is three times as fast as
     `np.bincount`, and adds integers.
     """
-    from scipy.sparse import csr_array
+    from scipy.sparse import csc_array
 
     m, k = index.shape
     ends = np.arange(0, m * k + 1, k, dtype=np.int32)
     ones = _ones(1 << max(m * k - 1, 0).bit_length())[: m * k]  # of a power of two, so that few are kept
-    found: np.ndarray = csr_array((ones, index.ravel(), ends), shape=(m, cells)).T @ weights
+    found: np.ndarray = csc_array((ones, index.ravel(), ends), shape=(cells, m)) @ weights
     return found
 
 

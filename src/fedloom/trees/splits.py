@@ -44,6 +44,28 @@ class Newton:
 
 
 @dataclass(frozen=True)
+class Squares:
+    """Numbers, with the statistics (G, rows), the sum of residuals: G^2 / (rows + penalty)."""
+
+    penalty: float = 0.0
+
+    def score(self, s: np.ndarray) -> np.ndarray:
+        """See `Criterion`."""
+        found: np.ndarray = s[0] * s[0] / np.maximum(s[1] + self.penalty, 1e-300)
+        return found
+
+    def rank(self, s: np.ndarray) -> np.ndarray:
+        """See `Criterion`."""
+        found: np.ndarray = s[0] / (s[1] + self.penalty + 1)
+        return found
+
+    def rows(self, s: np.ndarray) -> np.ndarray:
+        """See `Criterion`."""
+        found: np.ndarray = s[1]
+        return found
+
+
+@dataclass(frozen=True)
 class Gini:
     """Forests, with the statistics (N_1, …, N_K), the rows of each class: sum_k N_k^2 / N."""
 

@@ -14,6 +14,7 @@ from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.core.task import Task
 from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config.run import RunConfig, refuse_black_boxes, refuse_settings
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -64,6 +65,7 @@ def replace_black_boxes(
     run: RunConfig,
     method: Method,
     dataset: DatasetLike,
+    task: Task,
     architectures: Sequence[str],
     server: ClientContext,
     contexts: list[ClientContext],
@@ -76,16 +78,19 @@ def replace_black_boxes(
             too high.
         ModelError: a factory of the pool fails, or its result is not a model.
     """
-    shape, classes, level = dataset.input_shape, len(dataset.classes), run.models.black_box
-    boxes = {name for name in run.models.names if models.is_black_box(name, shape, classes)}
+    shape, outputs, number = dataset.input_shape, task.width, task.kind == "number"
+    level = run.models.black_box
+    boxes = {name for name in run.models.names if models.is_black_box(name, shape, outputs, number)}
     if not boxes:
         refuse_settings(run)
         return server, contexts
     refuse_black_boxes(method, boxes)
-    if level.min_probability * classes >= 1:
+    if run.models.variance:
+        raise ConfigError("models.variance: black boxes predict no variance: leave it out, or leave them out")
+    if not number and level.min_probability * outputs >= 1:
         raise ConfigError(
-            f"models.black_box.min_probability: {level.min_probability:g} times {classes} classes is 1 or more: "
-            f"set less than {1 / classes:g}"
+            f"models.black_box.min_probability: {level.min_probability:g} times {outputs} classes is 1 or more: "
+            f"set less than {1 / outputs:g}"
         )
 
     def seed(purpose: str, n: int) -> int:
@@ -95,15 +100,16 @@ def replace_black_boxes(
         drawn = seed("black box", n)
         return BlackBoxModel(
             architectures[n],
-            partial(make, architectures[n], shape, classes, drawn),
-            classes,
+            partial(make, architectures[n], shape, outputs, drawn, number),
+            outputs,
             drawn,
             **level.model_dump(),
+            number=number,
         )
 
     name = next((name for name in architectures if name not in boxes), COMMON[dataset.kind][0])
     weights = seed("server's initial weights", 0)
-    server = replace(server, network=partial(models.build, name, shape, classes, norm=run.models.norm, seed=weights))
+    server = replace(server, network=partial(models.build, name, shape, outputs, norm=run.models.norm, seed=weights))
     return server, [
         replace(context, network=None, black_box=black_box(n)) if architectures[n] in boxes else context
         for n, context in enumerate(contexts)

@@ -16,6 +16,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.grammar import MISSING_WORDS, Decimal
 from fedloom.data.options import DataOptions, Missing, SplitColumns, Task
 from fedloom.experiment.config.duration import seconds_of
+from fedloom.experiment.trial.columns import trial_columns
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
 from fedloom.experiment.trial.result import (
     METRICS,
@@ -43,6 +44,7 @@ __all__ = [
     "sentence",
     "signed",
     "trial",
+    "trial_columns",
 ]
 
 
@@ -69,7 +71,8 @@ def trial(
     Args:
         data: the path of a CSV or Parquet file or of a folder of pictures, columns by name, or a data frame, with label
             and group. Or arrays (X, y) with group, a `Dataset` with groups, or a list with arrays, a frame or a torch
-            Dataset for each owner.
+            Dataset for each owner. Or a list of CSV files of the same people with other columns, the first with the
+            label, and id: whether the label is told better by all columns.
         label: the column of classes.
         group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
         id: the column that names each row, such as a patient; rows of one id are never split.
@@ -97,6 +100,14 @@ def trial(
         raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
     values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()}
     config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds_of(budget)}))
+    if isinstance(data, list | tuple) and len(data) > 1 and all(isinstance(one, str | Path) for one in data):
+        options = DataOptions(
+            label, group, id, tuple(drop), tuple(keep), missing, task=task, missing_words=tuple(missing_words),
+            decimal=decimal,
+        )  # fmt: skip
+        if time:
+            raise ConfigError(f"a trial of columns has random folds: leave out time, here {time!r}")
+        return trial_columns([Path(one) for one in data], options, config, unit=unit, progress=progress)
     if isinstance(data, Dataset):
         return run_trial(owners_of(data), config, progress=progress)
     if isinstance(data, list | tuple):

@@ -240,7 +240,8 @@ def advance(trainings: Sequence[CandidateTraining], *, together: bool) -> list[O
 
 def _rounds(cfg: Any) -> int:
     """The rounds of a method of raw rows, which has no learning rate and ends by itself."""
-    return -(-DEFAULT_ITERATIONS // cfg.iterations_per_round)
+    found: int = -(-DEFAULT_ITERATIONS // cfg.iterations_per_round)
+    return found
 
 
 def _at_once(

@@ -11,13 +11,14 @@ on the same side, as one owner may differ from all others. The first that holds:
     alone       by all: P(gain < worth) ≥ 0.975, and own gain < worth
     undecided   otherwise
 
-With fewer than `FEWEST` units of a class nothing is said. Two owners have no others to learn from, so their own rows
+With fewer than `FEWEST` units of a class an owner is told so; if there are others, with the probabilities that their
+gains give for a further owner of so many rows. Two owners have no others to learn from, so their own rows
 decide alone.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -51,7 +52,8 @@ class OwnerVerdict:
         gain: the estimate from own rows; nan if it is not known.
         low, high: its 95 % interval (t).
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth) and P(|gain| < worth), given all owners' rows.
-        leaning: for an undecided owner, the decision of probability `LIKELY`; "" if there is none.
+        leaning: for an undecided owner, or one with too few rows, the decision of probability `LIKELY`; "" if there is
+            none.
         more_rows: for an undecided owner, rows in all with which the same gain would probably decide; None if there is
             no realistic number.
     """
@@ -69,6 +71,8 @@ class OwnerVerdict:
 
 
 NOTHING = OwnerVerdict("too few", "", math.nan, -math.inf, math.inf, math.nan, math.nan, math.nan)
+UNKNOWN = 1e3
+"""A standard error that tells nothing, of a gain of 0."""
 
 
 def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
@@ -85,7 +89,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
     from scipy import stats  # slow to import
 
     used = [owners[i] for i in told]
-    gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in used])
+    gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in owners])
     errors, freedom = standard_errors(used)
 
     def not_above(value: float) -> np.ndarray:
@@ -104,13 +108,22 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
         "alone": stats.false_discovery_control(stays),
     }
     heavier = errors * np.sqrt(freedom / np.maximum(freedom - 2, 0.5))  # the deviation of the t distribution
-    all_of_them = share(gains, heavier, rows, worth)
+    known, errors_of_all = np.zeros(len(owners)), np.full(len(owners), UNKNOWN)
+    known[told], errors_of_all[told] = gains, heavier
+    all_of_them = share(known, errors_of_all, rows, worth)
+    sharing = len(told) >= SHARING
     half = stats.t.ppf(1 - ALPHA, freedom) * errors
-    for j, i in enumerate(told):
+    for i in range(len(owners)):
         gain, more, inside = (
-            float(each[j]) for each in (all_of_them.above_zero, all_of_them.above_worth, all_of_them.within_worth)
+            float(each[i]) for each in (all_of_them.above_zero, all_of_them.above_worth, all_of_them.within_worth)
         )
-        sharing = len(told) >= SHARING
+        if i not in told:
+            if sharing:
+                verdicts[i] = replace(
+                    NOTHING, p_gain=gain, p_worth=more, p_same=inside, leaning=_leaning(gain, more, inside)
+                )
+            continue
+        j = told.index(i)
         decision: Decision = "undecided"
         by: Literal["own", "all", ""] = "own"
         if shown["same"][j] <= ALPHA:

@@ -37,13 +37,25 @@ def draw_folds(owners: Owners, seed: int, repeat: int) -> np.ndarray:
     for i in range(len(owners.names)):
         rows, rng = owners.rows(i), stream(seed, "trial.folds", repeat, i)
         if owners.unit is None:
-            order = rng.permutation(len(rows))
-            by_class = order[np.argsort(owners.data.y[rows[order]], kind="stable")]
-            folds[rows[by_class]] = (np.arange(len(rows)) + rng.integers(FOLDS)) % FOLDS
+            folds[rows] = by_class(owners.data.y[rows], rng)
             continue
         new = np.unique(owners.unit[rows[folds[rows] < 0]])  # an earlier owner may have rows of the same unit
         for unit, fold in zip(new, rng.permutation(len(new)) % FOLDS, strict=True):
             folds[owners.unit == unit] = fold
+    return folds
+
+
+def by_class(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(n,) folds, each with its share of each class."""
+    order, folds = rng.permutation(len(y)), np.zeros(len(y), np.int64)
+    folds[order[np.argsort(y[order], kind="stable")]] = (np.arange(len(y)) + rng.integers(FOLDS)) % FOLDS
+    return folds
+
+
+def by_unit(unit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(n,) folds, rows of one unit in one."""
+    names, place = np.unique(unit, return_inverse=True)
+    folds: np.ndarray = (rng.permutation(len(names)) % FOLDS)[place.reshape(-1)]
     return folds
 
 

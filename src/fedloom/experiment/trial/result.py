@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.trial.decide import Decision
+from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier"]
@@ -86,6 +87,8 @@ class OwnerCard:
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth), P(|gain| < worth), given the rows of all owners.
         leaning: for an undecided owner, the decision that is probable; "" if none is.
         more_rows: for an undecided owner, rows in all that would probably decide; None if no realistic number would.
+        own_weight: the weight of the owner's own model in the recipe, if owners have weights of their own; else None.
+        partners: the partners by models that were trained alone; None if there are too many owners.
         sent, received: bytes of tensor data in a run of the method.
     """
 
@@ -105,6 +108,8 @@ class OwnerCard:
     p_same: float | None
     leaning: str
     more_rows: int | None
+    own_weight: float | None
+    partners: Partners | None
     sent: int
     received: int
 
@@ -119,6 +124,8 @@ class TrialResult:
             n of their two largest classes.
         metric, worth, seed: as used.
         repeats, folds: number of repeats, and of folds or windows of time in each.
+        by_columns: whether partners have other columns of the same people; then there is a card for groups of people,
+            and for each partner, in place of owners: see `fedloom.experiment.trial.columns`.
         in_time: whether folds are windows of time, predicted by models of earlier rows.
         recipe: the settings of a run that trains the recipe for federating; `fedloom run` takes them as a file.
         alone: the recipe for training alone.
@@ -149,6 +156,7 @@ class TrialResult:
     revealed: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
     seconds: float
+    by_columns: bool = False
 
     def content(self) -> dict[str, Any]:
         """Everything as JSON values."""
@@ -162,7 +170,8 @@ class TrialResult:
         )
         lines = str(self).splitlines()
         more = [f"… and {len(lines) - SHOWN} owners more"] if len(lines) > SHOWN else []
-        head = f"trial of {len(lines)} owners, {self.split}, seed {self.seed}: {counts}"
+        of = "columns" if self.by_columns else f"{len(lines)} owners"
+        head = f"trial of {of}, {self.split}, seed {self.seed}: {counts}"
         return "\n  ".join([head, *lines[:SHOWN], *more])
 
     def __str__(self) -> str:
@@ -218,7 +227,10 @@ def probability(value: float) -> str:
 def sentence(card: OwnerCard, metric: str) -> str:
     """The card in one line, such as "Join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058), P(gain) > 0.99"."""
     if card.decision == "too few" or card.gain is None or card.p_gain is None:
-        return f"Too few rows: {card.fewest} of the rarest class; from 3 on something can be said"
+        others = {"join": ", but others gain", "alone": ", and others gain nothing that is worth it"}
+        others["same"] = ", and for others it makes no difference"
+        told = f"{others[card.leaning]}: P(gain) {probability(card.p_gain)}" if card.leaning and card.p_gain else ""
+        return f"Too few rows: {card.fewest} of the rarest class; from 3 on something can be said{told}"
     interval = "" if card.low is None or card.high is None else f" (95 % {signed(card.low)} to {signed(card.high)})"
     gain = f"{score_name(metric)} {signed(card.gain)}{interval}"
     assert card.p_worth is not None and card.p_same is not None
@@ -236,9 +248,13 @@ def _by(card: OwnerCard) -> str:
     return ", with the rows of all owners" if card.by == "all" else ""
 
 
-def next_step(card: OwnerCard) -> str:
+def next_step(card: OwnerCard, *, by_columns: bool = False) -> str:
     """What to do now, in one sentence."""
+    if by_columns and card.decision == "join":
+        return "Train a method of columns, and compare on your next rows."
     if card.decision == "join":
+        if card.partners is not None and card.partners.advised:
+            return f"Train with {', '.join(card.partners.advised)} only, and compare on your next rows."
         return "Train the recipe, and compare on your next rows."
     if card.decision == "alone":
         return "Train alone."

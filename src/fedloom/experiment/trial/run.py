@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
+    JOINT,
     MANY,
+    OWN,
     Candidate,
     CandidateTraining,
     Outputs,
@@ -28,12 +30,13 @@ from fedloom.experiment.trial.candidates import (
     infeasible,
     obstacle,
 )
-from fedloom.experiment.trial.choice import best, choose
+from fedloom.experiment.trial.choice import WEIGHTS, best, choose, personal
 from fedloom.experiment.trial.contributions import contributions
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
+from fedloom.experiment.trial.partners import Partners, losses, partners_of
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
 
 REPEATS = 3
@@ -55,6 +58,10 @@ class Recipe:
 
 MIX = Recipe(-1, 0, "")
 """The mean of the probabilities of the black boxes."""
+PERSONAL = "own weight for each owner"
+"""The mode of a mix of the model of all with one of the owner's own rows, by weights of each owner: see `personal`."""
+PARTNERS = 20
+"""The most owners whose models are scored on each other's rows."""
 
 
 @dataclass(eq=False)
@@ -66,12 +73,16 @@ class Predictions:
         probabilities: for each recipe and repeat, (n, K) of all rows, by models that did not see the row.
         ledgers: the messages of one training, by recipe.
         dropped: numbers of the candidates that cannot be trained.
+        elsewhere: for each black box, (N, n, K) of all rows by the models that each owner trains in the first repeat.
+        weights: for each recipe of the mode `PERSONAL`, (N,) of the owners' own models.
     """
 
     candidates: list[Candidate]
     probabilities: dict[Recipe, list[np.ndarray]] = field(default_factory=dict)
     ledgers: dict[Recipe, Ledger] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
+    elsewhere: dict[int, np.ndarray] = field(default_factory=dict)
+    weights: dict[Recipe, np.ndarray] = field(default_factory=dict)
 
     def add(self, recipe: Recipe, repeat: int, rows: np.ndarray, found: np.ndarray, total: int) -> None:
         """Set the probabilities of these rows; uniform where training diverged."""
@@ -99,6 +110,31 @@ class Predictions:
         ]
         if len(boxes) > 1:
             self.probabilities[MIX] = [np.mean(parts, axis=0) for parts in zip(*boxes, strict=True)]
+
+    def mix_own(self, y: np.ndarray, owner: np.ndarray, folds: Sequence[np.ndarray]) -> None:
+        """Add, to each candidate that has a joint and an own model, their mean, and their mix by weights of each owner.
+
+        Args:
+            y, owner: (n,) labels and owners of all rows.
+            folds: of each repeat, (n,); -1 for rows that are not predicted.
+        """
+        shape = (len(folds), int(folds[0].max()) + 1, int(owner.max()) + 1)
+        places = [(rows := np.flatnonzero(fold >= 0), fold[rows] * shape[2] + owner[rows]) for fold in folds]
+        count = np.stack([np.bincount(place, minlength=shape[1] * shape[2]) for _, place in places]).reshape(shape)
+        for recipe in [one for one in self.probabilities if one.mode == JOINT]:
+            pairs = list(zip(self.probabilities[recipe], self.probabilities[replace(recipe, mode=OWN)], strict=True))
+            self.probabilities[replace(recipe, mode="")] = [(joint + own) / 2 for joint, own in pairs]
+            sums = [
+                np.bincount(place, losses(y[rows], (1 - w) * joint[rows] + w * own[rows]), shape[1] * shape[2])
+                for w in WEIGHTS
+                for (joint, own), (rows, place) in zip(pairs, places, strict=True)
+            ]
+            of_fold, of_all = personal(np.reshape(sums, (len(WEIGHTS), *shape)), count)
+            mine, found = replace(recipe, mode=PERSONAL), []
+            for (joint, own), fold, weight in zip(pairs, folds, of_fold, strict=True):
+                w = np.where(fold >= 0, weight[fold, owner], 0.0)[:, None]
+                found.append((1 - w) * joint + w * own)
+            self.probabilities[mine], self.weights[mine] = found, of_all
 
     def label(self, recipe: Recipe) -> str:
         """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
@@ -224,6 +260,7 @@ class TrialRun:
                 count = len(self.alone.candidates) + len(self.federated.candidates)
                 self.progress(self.done, count * self.repeats, perf_counter() - self.started)
         self.alone.mix()
+        self.federated.mix_own(self.owners.data.y, self.owners.owner, self.folds)
 
     def _train_into(
         self, kind: Predictions, number: int, folds: Sequence[Fold], data: Sequence[Dataset], c: int
@@ -232,6 +269,9 @@ class TrialRun:
         candidate = kind.candidates[number]
         reads_raw = kind is self.federated and "raw rows" in methods.named(candidate.method).needs
         of_folds = [self.raw] * len(folds) if reads_raw else data
+        if c == 0 and kind is self.alone and not candidate.model and len(self.owners.names) <= PARTNERS:
+            self._train_for_all(number, folds, data)
+            return
         for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
             for out in outputs:
                 for (rounds, mode), found in out.probabilities.items():
@@ -240,6 +280,22 @@ class TrialRun:
                         kind.add(recipe, c, rows, probabilities, len(self.owners.owner))
                     if out.ledger is not None:
                         kind.ledgers[recipe] = out.ledger
+
+    def _train_for_all(self, number: int, folds: Sequence[Fold], data: Sequence[Dataset]) -> None:
+        """Train a black box of each owner in the first repeat; it predicts the rows of all owners."""
+        kind, names = self.alone, self.owners.names
+        every = [[np.concatenate(fold.test)] * len(names) for fold in folds]
+        shape = (len(names), len(self.owners.owner), len(self.owners.data.classes))
+        kind.elsewhere[number] = np.full(shape, 1 / shape[2])
+        trainings = [
+            CandidateTraining(kind.candidates[number], rows, fold.train, [[part] for part in parts], (1,), fold.seed)
+            for rows, fold, parts in zip(data, folds, every, strict=True)
+        ]
+        for fold, parts, out in zip(folds, every, advance(trainings, together=False), strict=True):
+            (found,) = out.probabilities.values()
+            for i, (rows, probabilities) in enumerate(zip(parts, found, strict=True)):
+                kind.elsewhere[number][i, rows] = probabilities
+                kind.add(Recipe(number, 0, ""), 0, fold.test[i], probabilities[np.isin(rows, fold.test[i])], shape[1])
 
     def _split(self, c: int) -> None:
         """Draw the folds of the c-th repeat, with the shares of classes in their training rows."""
@@ -285,7 +341,7 @@ class TrialRun:
         return contributions(self.metric, labels, probabilities[rows], np.zeros(len(rows)), priors)[0]
 
     def _choose(self, kind: Predictions) -> Choices:
-        recipes = sorted(kind.probabilities)
+        recipes = sorted(recipe for recipe in kind.probabilities if recipe.mode != OWN)
         scores = np.array(
             [
                 [
@@ -324,6 +380,30 @@ class TrialRun:
             )  # fmt: skip
         return found
 
+    def _partners(self) -> list[Partners | None]:
+        """The partners of each owner by the mean of its black boxes; None where they were not trained."""
+        names, boxes = self.owners.names, list(self.alone.elsewhere.values())
+        if not boxes:
+            return [None] * len(names)
+        found: list[Partners | None] = []
+        for i in range(len(names)):
+            rows = self.owners.rows(i)
+            rows = rows[self.folds[0][rows] >= 0]
+            predicted, y = np.mean([box[:, rows] for box in boxes], axis=0), self.owners.data.y[rows]
+            of = (predicted, self.folds[0][rows], self.priors[0][rows])
+            found.append(partners_of(i, names, self.metric, y, *of, self.config.worth))
+        return found
+
+    def _messages(self, candidate: Candidate) -> Ledger:
+        """The ledger of one training by all owners, on the first fold."""
+        fold, nothing = self.splits[0][0], np.zeros(0, np.int64)
+        training = CandidateTraining(
+            candidate, self.raw, fold.train, [[nothing]] * len(fold.train), self.config.points, fold.seed,
+            messages=True,
+        )  # fmt: skip
+        (out,) = advance([training], together=False)
+        return out.ledger or Ledger()
+
     def _pooled(self, alone: Choices) -> list[float | None]:
         """The score of each owner's rows by the best recipe for training alone on the rows of all owners, in the first
         repeat."""
@@ -352,10 +432,11 @@ class TrialRun:
         self, found: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], alone: Choices, federated: Choices
     ) -> TrialResult:
         best_of_all = federated.final
-        ledger, method = (
-            self.federated.ledgers.get(best_of_all, Ledger()),
-            self.federated.candidates[best_of_all.candidate],
-        )
+        method = self.federated.candidates[best_of_all.candidate]
+        ledger = self.federated.ledgers.get(best_of_all, Ledger())
+        if methods.named(method.method).pooled:
+            ledger = self._messages(method)
+        partners, weights = self._partners(), self.federated.weights.get(best_of_all)
         role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
         names, pooled = self.owners.names, self._pooled(alone)
         cards = {
@@ -376,6 +457,8 @@ class TrialRun:
                 p_same=_plain(verdict.p_same),
                 leaning=verdict.leaning,
                 more_rows=verdict.more_rows,
+                own_weight=None if weights is None else float(weights[i]),
+                partners=partners[i],
                 sent=ledger.sent(f"{role}-{i}"),
                 received=ledger.received(f"{role}-{i}"),
             )
@@ -394,7 +477,7 @@ class TrialRun:
             repeats=len(self.folds),
             folds=int(self.folds[0].max()) + 1,
             in_time=self.owners.order is not None,
-            recipe=_settings(method, best_of_all, self.config.seed, len(names)),
+            recipe=_settings(method, best_of_all, self.config.seed, len(names), weights),
             alone=self.alone.label(alone.final),
             chosen=_counts(self.federated, federated),
             chosen_alone=_counts(self.alone, alone),
@@ -407,11 +490,15 @@ class TrialRun:
         )
 
 
-def _settings(candidate: Candidate, recipe: Recipe, seed: int, owners: int) -> dict[str, Any]:
+def _settings(
+    candidate: Candidate, recipe: Recipe, seed: int, owners: int, weights: np.ndarray | None
+) -> dict[str, Any]:
     """The settings of a run that trains the recipe, without its data; the number of participants is that of owners."""
     found: dict[str, Any] = {"method": candidate.method, "rounds": recipe.rounds, "seed": seed}
     if candidate.params:
         found["params"] = {name: owners if value is None else value for name, value in candidate.params.items()}
+    if recipe.mode in (JOINT, PERSONAL):
+        found.setdefault("params", {})["own"] = 0.0 if weights is None else weights.tolist()
     if candidate.model:
         found["models"] = {"pool": [candidate.model]}
     return found

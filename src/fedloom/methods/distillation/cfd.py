@@ -316,6 +316,7 @@ METHODS = (
         title="Distillation through the server's own model, with soft labels in few bits",
         paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated Distillation via "
         "Soft-Label Quantization and Delta Coding",
+        only_classes="it codes the probabilities of classes",
         family="distillation",
         config=CFDConfig,
         round=round,

@@ -258,6 +258,7 @@ METHODS = (
         name="fccl",
         title="Cross-correlation with the mean logits; regularized by previous and pretrained model",
         paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
+        only_classes="it correlates the logits of classes",
         family="distillation",
         config=FCCLConfig,
         round=round,

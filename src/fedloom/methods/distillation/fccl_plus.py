@@ -215,6 +215,7 @@ METHODS = (
         title="FCCL with similarity of rows, and distillation on the classes that are not the label",
         paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated Cross-Correlation and Instance "
         "Similarity Learning",
+        only_classes="it correlates the logits of classes",
         family="distillation",
         config=FCCLPlusConfig,
         round=round,

@@ -144,6 +144,7 @@ METHODS = (
         title="Distillation without public data, towards the others' mean logits of each class",
         paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated Distillation and "
         "Augmentation under Non-IID Private Data, 2018",
+        only_classes="it exchanges the mean logits of each class",
         family="distillation",
         config=FDConfig,
         round=round,

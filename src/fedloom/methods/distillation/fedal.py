@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.aggregate import Aggregator, Combined
-from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
+from fedloom.core.page import EVERY_TASK, SGD, Adam, Federation, Method, Party, Tree, cap_rows
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.features import gradient_variance
 from fedloom.methods.steps import label_loss, reset_optimizer
@@ -116,7 +116,7 @@ class FedALConfig(trust.TrustSettings, steps.LogitsConfig):
 
 def local_stage(client: Party[FedALConfig], t: int) -> None:
     """Lines 3-7: τ steps on V_loc of (17) on own rows."""
-    cfg = client.cfg
+    cfg, task = client.cfg, client.context.task
     batches = client.batches(t, steps=cfg.tau, size=cfg.batch_size)  # line 5
     if cfg.adam == "stage":
         reset_optimizer(client)
@@ -126,8 +126,8 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
         if cfg.variances and i == cfg.tau - 1:
             note_variance(client, "label", partial(label_loss, client), x, y)
             if anchor is not None:
-                own = F.softmax(anchor / cfg.kd_temperature, -1)
-                term = cfg.lf_local * kl_gradient(own, client.infer(x), cfg.kd_temperature)
+                own = task.soft(anchor, cfg.kd_temperature)
+                term = cfg.lf_local * task.distill_gradient(own, client.infer(x), cfg.kd_temperature)
                 note_variance(client, "lf local", partial(along, client), x, term)
         client.minimize(partial(local_loss, client), x, y, anchor)  # line 6
     if cfg.adam == "stage":
@@ -136,11 +136,11 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
 
 def local_loss(client: Party[FedALConfig], x: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
     """V_loc () of (17) on x (B, ...), y (B,); `before` (B, K) are the logits of the stage's start."""
-    cfg, f = client.cfg, client.model(x)
+    cfg, task, f = client.cfg, client.context.task, client.model(x)
     if before is None:
-        return F.cross_entropy(f, y)
-    target = F.softmax(before / cfg.kd_temperature, -1)
-    return F.cross_entropy(f, y) + cfg.lf_local * kl(target, f, cfg.kd_temperature)
+        return task.loss(f, y)
+    target = task.soft(before, cfg.kd_temperature)
+    return task.loss(f, y) + cfg.lf_local * task.distill(target, f, cfg.kd_temperature)
 
 
 def transfer_reference(client: Party[FedALConfig], t: int) -> dict[str, Any]:
@@ -153,16 +153,16 @@ def transfer_step(
     client: Party[FedALConfig], t: int, i: int, n: int, mean: Tree, gradient: Tree, share: Tensor | None, reference: Any
 ) -> None:
     """Lines 17-18: one step on V_glo of (18). For the arguments see `FedALClient.distil`."""
-    cfg, x = client.cfg, steps.public_batch(client, t, i)
+    cfg, task, x = client.cfg, client.context.task, steps.public_batch(client, t, i)
     f, terms = client.forward(x), dict[str, Tensor]()
     if cfg.kd:
-        kd_gradient = kl_gradient if cfg.kl_direction == "forward" else reverse_kl_gradient
-        terms["kd"] = cfg.kd * kd_gradient(target_of(f, mean, n, share, client), f, cfg.kd_temperature)
+        target, reverse = target_of(f, mean, n, share, client), cfg.kl_direction == "reverse"
+        terms["kd"] = cfg.kd * task.distill_gradient(target, f, cfg.kd_temperature, reverse=reverse)
     if gradient is not None:
         terms["adv"] = cfg.adv * capped(gradient, client)
     if cfg.lf_global and i:
-        own = F.softmax(reference["logits"][i] / cfg.kd_temperature, -1)
-        terms["lf"] = cfg.lf_global * kl_gradient(own, f, cfg.kd_temperature)
+        own = task.soft(reference["logits"][i], cfg.kd_temperature)
+        terms["lf"] = cfg.lf_global * task.distill_gradient(own, f, cfg.kd_temperature)
     if cfg.variances and i == cfg.tau - 1:
         for name, term in terms.items():
             note_variance(client, name, partial(along, client), x, term)
@@ -175,15 +175,15 @@ def transfer_step(
 def target_of(f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]) -> Tensor:
     """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own logits f (B, K), and the
     own weights in the mean `share` (B,), or None where they are equal. Of another mean than (5) it is that itself."""
-    cfg, classes = client.cfg, client.context.classes
+    cfg, classes, soft = client.cfg, client.context.classes, client.context.task.soft
     own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
-    value = own if cfg.averages_logits else F.softmax(own / temperature, -1)
+    value = own if cfg.averages_logits else soft(own, temperature)
     if share is not None:
         others = trust.without(value, average, share)
     else:
         whole = cfg.includes_self or client.context.aggregator.even
         others = average if whole else steps.mean_of_others(value, average, n)
-    return F.softmax(others / temperature, -1) if cfg.averages_logits else others
+    return soft(others, temperature) if cfg.averages_logits else others
 
 
 def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
@@ -210,9 +210,9 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
         server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer)
 
 
-def averaged(cfg: FedALConfig, f: Tensor) -> Tensor:
+def averaged(party: Party[FedALConfig], f: Tensor) -> Tensor:
     """What is averaged of logits f (..., K)."""
-    return f if cfg.averages_logits else F.softmax(f / cfg.kd_temperature, -1)
+    return f if party.cfg.averages_logits else party.context.task.soft(f, party.cfg.kd_temperature)
 
 
 def judge(
@@ -230,7 +230,7 @@ def judge(
     f = torch.stack([cfg.decode(z, server.context.classes) for z in found.replies.values()])  # (n, B, K)
     if cfg.trust != "uniform":
         numbers = partial(steps.public_numbers, server, t, i)
-        average, shares = trust.average(server, found.ids, numbers, averaged(cfg, f), f)
+        average, shares = trust.average(server, found.ids, numbers, averaged(server, f), f)
         if not cfg.includes_self:
             each = {n: {"share": share.float()} for n, share in zip(found.ids, shares, strict=True)}
     if not cfg.adv:
@@ -252,7 +252,7 @@ def judge(
 
 def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean") -> Tensor:
     """-U of (7), (8): cross-entropy of h(softmax(f / E)) (m, N) against the authors (m,)."""
-    guess = server.model(F.softmax(f / server.cfg.disc_temperature, -1))
+    guess = server.model(server.context.task.soft(f, server.cfg.disc_temperature))
     loss = F.cross_entropy(guess, author, reduction=reduction)
     if reduction == "mean":
         server.note("discriminator loss", loss.detach())
@@ -321,11 +321,10 @@ class FedALBlackBox(steps.BlackBoxParty[FedALConfig]):
         others' answer T_n, and from there a step against the discriminator's gradient. There is no less-forgetting."""
         cfg, f = self.cfg, steps.public_log_probs(self, t, i)
         if cfg.kd:
-            floor = steps.black_box(self).min_probability
-            f = cfg.kd_temperature * target_of(f, mean, n, share, self).clamp_min(floor).log()
+            f = steps.outputs_of(self, target_of(f, mean, n, share, self), cfg.kd_temperature)
         if gradient is not None:
             f = f - cfg.adv / (cfg.kd or 1.0) * capped(gradient, self)
-        steps.set_targets(self, F.softmax(f, -1), t, i)
+        steps.set_targets(self, self.context.task.soft(f), t, i)
 
 
 @final
@@ -352,7 +351,7 @@ def round(
         return
     trust.meet(fed, server, chosen)
     how: dict[str, Any] = {"expect": cfg.template(server.context.classes), "min_replies": 2}
-    how["read"] = lambda n, sent: averaged(cfg, cfg.decode(sent, server.context.classes))
+    how["read"] = lambda n, sent: averaged(server, cfg.decode(sent, server.context.classes))
     how["kind"] = "logits" if cfg.averages_logits else "probabilities"
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
@@ -373,6 +372,7 @@ FEDAL = Method(
     client=FedALClient,
     server=FedALServer,
     black_box=FedALBlackBox,
+    tasks=EVERY_TASK,
     presets={"paper": {"disc_optimizer": "sgd", "gradient_cap": None}, **trust.PRESETS},
     needs=("public rows",),
     min_clients=2,

@@ -37,9 +37,9 @@ from typing import Any, TypeAlias, final
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.core.page import (
+    EVERY_TASK,
     Adam,
     Aggregator,
     ClientContext,
@@ -49,8 +49,8 @@ from fedloom.core.page import (
     Network,
     Party,
     Shape,
+    Task,
     Tree,
-    kl,
     map_tensors,
 )
 from fedloom.methods.distillation import trust
@@ -145,14 +145,15 @@ class FedDFServer(trust.TrustingServer[FedDFConfig]):
         """Distil the ensemble into the model of each group, on the public batches of round t."""
         numbers, batches = distinct_rows(self, t)
         x, f, losses = self.public_set.rows.x(numbers), torch.stack([*logits.values()]), []
+        task = self.context.task
         if self.cfg.trust == "uniform":
-            target = F.softmax(self.context.aggregator.combine(list(f), kind="logits"), -1)
+            target = task.soft(self.context.aggregator.combine(list(f), kind="logits"))
         else:
-            target, _ = trust.average(self, list(logits), lambda: numbers, F.softmax(f, -1), f)
+            target, _ = trust.average(self, list(logits), lambda: numbers, task.soft(f), f)
         models: dict[str, Any] = {}
         for g, network in group_networks(self).items():
             set_model(network, **self.models[g])
-            losses.append(distil(network, x, target, batches))
+            losses.append(distil(task, network, x, target, batches))
             models[g] = map_tensors(torch.clone, model_of(network))
         self.models = models
         self.note("distillation loss", torch.stack(losses).mean())
@@ -185,11 +186,11 @@ def group_networks(server: Party[FedDFConfig]) -> dict[str, Network]:
     return {str(g): Network(make().to(device), Adam(rate)) for g, make in enumerate(server.context.group_networks)}
 
 
-def distil(network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tensor:
+def distil(task: Task, network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tensor:
     """One step towards the target (n, K) on each batch (S, B) of numbers of rows x (n, ...); the last loss ()."""
 
     def loss(rows: Tensor) -> Tensor:
-        return kl(target[rows], network(x[rows]))
+        return task.distill(target[rows], network(x[rows]))
 
     return [network.minimize(loss, rows) for rows in batches][-1]
 
@@ -315,6 +316,7 @@ FEDDF = Method(
     client=FedDFClient,
     server=FedDFServer,
     presets=trust.PRESETS,
+    tasks=EVERY_TASK,
     needs=("public rows", "public rows at the server", "architecture groups"),
 )
 

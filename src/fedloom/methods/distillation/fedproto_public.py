@@ -173,6 +173,7 @@ METHODS = (
         paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022; "
         "as P. Han, X. Shi, J. Huang adapt it in: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
         "Adversarial Learning",
+        only_classes="it compares prototypes of classes",
         family="distillation",
         config=FedProtoPublicConfig,
         round=round,

@@ -31,6 +31,7 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    EVERY_TASK,
     Adam,
     Aggregator,
     ClientContext,
@@ -39,6 +40,7 @@ from fedloom.core.page import (
     Network,
     Party,
     Shape,
+    Task,
     Template,
     Tree,
     sample_plan,
@@ -106,9 +108,9 @@ def aggregate(weights: Mapping[str, Tensor], z: Tensor) -> Tensor:
     return F.linear(hidden, weights["last_weight"], weights["last_bias"])
 
 
-def aggregator_loss(weights: Mapping[str, Tensor], z: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy () of f on answers (n, M, K) with labels (n,)."""
-    return F.cross_entropy(aggregate(weights, z), y)
+def aggregator_loss(task: Task, weights: Mapping[str, Tensor], z: Tensor, y: Tensor) -> Tensor:
+    """The loss () of f on answers (n, M, K) with labels (n,)."""
+    return task.loss(aggregate(weights, z), y)
 
 
 class Aggregation(Protocol):
@@ -206,7 +208,9 @@ class FensClient(Party[FensConfig]):
         rows = self.split()[1]
         size = min(len(rows), self.cfg.aggregator_batch)
         which = sample_plan(self.stream("held-out batches", t, i), len(rows), 1, size)[0].to(rows.device)
-        gradient = grad(aggregator_loss)(weights, self.answers[which], self.data.y(rows[which]))
+        gradient = grad(partial(aggregator_loss, self.context.task))(
+            weights, self.answers[which], self.data.y(rows[which])
+        )
         change = {k: self.cfg.aggregator_lr * g for k, g in gradient.items()}
         return {"change": change, "rows": torch.tensor(len(rows), device=rows.device)}
 
@@ -274,6 +278,7 @@ METHODS = (
         round=round,
         client=FensClient,
         server=FensServer,
+        tasks=EVERY_TASK,
         needs=("one network",),
         min_clients=2,
     ),

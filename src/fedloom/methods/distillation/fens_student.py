@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Federation, Method, Party, floats, kl, sample_plan
+from fedloom.core.page import EVERY_TASK, Adam, Federation, Method, Party, floats, sample_plan
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fens import (
     AggregatorKind,
@@ -86,11 +86,11 @@ class StudentClient(Party[FensStudentConfig]):
                 self.minimize(self._towards, steps.public_batch(self, t, i), target)
 
     def _towards(self, x: Tensor, target: Tensor) -> Tensor:
-        return self.cfg.kd * kl(target, self.model(x))
+        return self.cfg.kd * self.context.task.distill(target, self.model(x))
 
     def answer(self, *, x: Tensor) -> dict[str, Tensor]:
         """Answers to the server's rows x (n, ...) and to the public rows: (n, K) and (|P|, K)."""
-        return {"own": log_probs(self.infer(x)), "public": log_probs(self.infer(self.public_set.rows.every))}
+        return {"own": answers(self, self.infer(x)), "public": answers(self, self.infer(self.public_set.rows.every))}
 
     def take(self, *, targets: Tensor) -> None:
         """f's probabilities (|P|, K) of the public rows."""
@@ -112,7 +112,8 @@ class StudentBlackBox(steps.BlackBoxParty[FensStudentConfig]):
     def answer(self, *, x: Tensor) -> dict[str, Tensor]:
         """As a client's."""
         fit = steps.current_fit(self).odd  # of the first fit, which has seen no public row
-        return {"own": log_probs(fit.probs(x).log()), "public": log_probs(fit.probs(self.public_set.rows.every).log())}
+        public = fit.outputs(self.public_set.rows.every)
+        return {"own": answers(self, fit.outputs(x)), "public": answers(self, public)}
 
     def take(self, *, targets: Tensor) -> None:
         """As a client's."""
@@ -140,10 +141,10 @@ class StudentServer(Party[FensStudentConfig]):
         for rows in sample_plan(self.stream("aggregator batches"), len(y), learning_steps(cfg), size).to(y.device):
             self.note("aggregator loss", self.minimize(self._loss, own[rows], y[rows]))
         self.exchanged = True
-        return F.softmax(aggregate(self.params, public), -1)
+        return self.context.task.soft(aggregate(self.params, public))
 
     def _loss(self, z: Tensor, y: Tensor) -> Tensor:
-        return aggregator_loss(self.live, z, y)
+        return aggregator_loss(self.context.task, self.live, z, y)
 
 
 def stacked(replies: Mapping[int, Any], name: str, parties: int) -> Tensor:
@@ -153,6 +154,11 @@ def stacked(replies: Mapping[int, Any], name: str, parties: int) -> Tensor:
     for n, reply in replies.items():
         z[:, n] = reply[name]
     return z
+
+
+def answers(party: Party[object], outputs: Tensor) -> Tensor:
+    """Log-probabilities (n, K), none below the logarithm of `FLOOR`; of a number the outputs themselves."""
+    return log_probs(outputs) if party.context.target is None else outputs
 
 
 def log_probs(logits: Tensor) -> Tensor:
@@ -186,6 +192,7 @@ METHODS = (
         client=StudentClient,
         server=StudentServer,
         black_box=StudentBlackBox,
+        tasks=EVERY_TASK,
         needs=("public rows", "public rows at the server", "server rows"),
         min_clients=2,
     ),

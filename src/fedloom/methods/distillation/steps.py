@@ -256,6 +256,13 @@ def public_log_probs(party: BlackBoxParty[Stages], t: int, i: int) -> Tensor:
     return BATCH_CACHE.get(fit, ("public", t, *size.values()), predict)[i]
 
 
+def outputs_of(party: BlackBoxParty[Stages], target: Tensor, temperature: float) -> Tensor:
+    """The outputs (B, K) whose answer at this temperature is `target` (B, K); a number is its own answer."""
+    if party.context.target is not None:
+        return target
+    return temperature * target.clamp_min(black_box(party).min_probability).log()
+
+
 def set_targets(party: BlackBoxParty[Stages], new: Tensor, t: int, i: int) -> None:
     """Keep probabilities `new` (B, K) for the i-th public batch of round t, for the next fit."""
     if black_box(party).learn:

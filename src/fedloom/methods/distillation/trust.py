@@ -38,7 +38,6 @@ from weakref import WeakKeyDictionary
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.core.context import PublicSet
 from fedloom.core.page import Aggregator, Federation, Guarantee, MethodError, Party, Shape, Template, Tree, floats
@@ -150,7 +149,13 @@ Server: TypeAlias = TrustingServer[TrustSettings]
 
 
 def init(server: Server) -> None:
-    """Set the server's state: no introductions yet."""
+    """Set the server's state: no introductions yet.
+
+    Raises:
+        ConfigError: `confidence` in a number without a variance.
+    """
+    if server.cfg.trust == "confidence":
+        server.context.task.certainty(torch.zeros(1, server.context.task.width))
     if server.cfg.trust_introduces:
         server.introductions = {}
 
@@ -278,8 +283,8 @@ def shares(server: Server, clients: Sequence[int], rows: Callable[[], Tensor], l
     """
     cfg = server.cfg
     if cfg.trust == "confidence":
-        log_p = F.log_softmax(logits.double(), -1)
-        return capped(torch.softmax((log_p.exp() * log_p).sum(-1) / cfg.trust_temperature, 0), cfg.trust_cap)
+        sure = server.context.task.certainty(logits)
+        return capped(torch.softmax(sure / cfg.trust_temperature, 0), cfg.trust_cap)
     known = [n for n in clients if str(n) in server.introductions]
     if not known:
         return logits.new_full(logits.shape[:2], 1 / len(clients), dtype=torch.float64)

@@ -52,6 +52,7 @@ from torch.nn import functional as F
 from fedloom.core.context import epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, ModelError
 from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
+from fedloom.core.task import EVERY_TASK
 from fedloom.methods import steps
 from fedloom.methods.features import Features, linear
 from fedloom.methods.meta import crd
@@ -293,7 +294,7 @@ class AugFLServer(Party[AugFLConfig]):
         logits = linear(features, self.live)
         terms: dict[str, Tensor] = {}
         if cfg.ce:
-            terms["ce"] = cfg.ce * F.cross_entropy(logits, y)
+            terms["ce"] = cfg.ce * self.context.task.loss(logits, y)
         if cfg.kl:
             target = F.softmax(self.teacher["logits"][which] / cfg.kl_temperature, -1)
             terms["kl"] = cfg.kl * cfg.kl_temperature**2 * kl(target, logits, cfg.kl_temperature)
@@ -363,6 +364,7 @@ AUGFL = Method(
     name="augfl",
     title="Federated meta-learning regularized by a server's private pretrained model",
     paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
+    only_classes="its server's model is pretrained on classes",
     family="meta",
     config=AugFLConfig,
     round=round,
@@ -387,14 +389,12 @@ METHODS = (
         AUGFL,
         name="server-ce-only",
         title="AugFL without clients and pretrained model: the server trains on its own labels",
-        fixed={"federated": False, "crd": 0.0, "ce": 1.0},
-        needs=("one network", "server rows"),
+        fixed={"federated": False, "crd": 0.0, "ce": 1.0}, tasks=EVERY_TASK, needs=("one network", "server rows"),
     ),
     replace(
         AUGFL,
         name="local-only",
         title="Every client adapts the initial weights: the lower bound for methods that adapt",
-        fixed={"federated": False, "lam": 0.0},
-        needs=("one network",),
+        fixed={"federated": False, "lam": 0.0}, tasks=EVERY_TASK, needs=("one network",),
     ),
-)
+)  # fmt: skip

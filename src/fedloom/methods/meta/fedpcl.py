@@ -271,6 +271,7 @@ METHODS = (
         name="fedpcl",
         title="Projectors trained on prototypes, behind the server's pretrained encoder, which is sent to every client",
         paper="Y. Tan et al.: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach, 2022",
+        only_classes="it compares prototypes of classes",
         family="meta",
         config=FedPCLConfig,
         round=round,

@@ -216,6 +216,7 @@ METHODS = (
         name="fedproto",
         title="Clients with networks of their own agree on class prototypes",
         paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+        only_classes="it compares prototypes of classes",
         family="meta",
         config=FedProtoConfig,
         round=round,

@@ -6,8 +6,9 @@ arXiv 2011.02796, the horizontal case: histograms by secure sums. Y. Shi, G. Ke,
 
     agree     owners: counts of each column's values in segments of keys, words with counts; rows by class
               server: the bins of all columns, the base score
-    round     T trees at once: 1 for two classes, K for more
-              owners: p = softmax(scores), g = p - 1[y = k], h = p (1 - p), as integers in steps of 2^-bits
+    round     T trees at once: 1 for two classes or a number, K for more
+              owners: p = softmax(scores), g = p - 1[y = k], h = p (1 - p), as integers in steps of 2^-bits;
+                      for a number g = score - y, h = 1
               for each level:
                 owners   histograms (node, column, bin) of g, h and rows, of the asked nodes only      | sums alone
                 server   the sibling is the parent less the child; the best split of each node by
@@ -38,15 +39,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.message import digest
-from fedloom.core.page import ClientContext, Federation, Method, Party, Shape
+from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Method, Party, Shape
 from fedloom.methods.tables import steps
-from fedloom.trees import exact
+from fedloom.trees import losses
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import STEP
 from fedloom.trees.growth import Growth
-from fedloom.trees.histograms import gradient_histograms, packed, two_in_one
+from fedloom.trees.histograms import gradient_histograms, two_in_one
+from fedloom.trees.losses import CrossEntropy, Loss, SquaredError
 from fedloom.trees.model import Trees, joined
-from fedloom.trees.splits import Newton
 
 
 class FedBoostConfig(steps.TreesConfig):
@@ -99,10 +100,9 @@ class FedBoostClient(Party[FedBoostConfig]):
         self.node = torch.zeros(T, n, dtype=torch.int32)
 
     def rows(self, *, t: int) -> dict[str, Tensor]:
-        """The number of own rows (K,) by class, as asked in round t: a node adds up one answer with one set of others
-        only."""
-        labels = torch.from_numpy(steps.own_labels(self))
-        return {"rows": torch.bincount(labels, minlength=self.context.classes)}
+        """The number of own rows (K,) by class, or (256,) by exponent of the number to predict, as asked in round t: a
+        node adds up one answer with one set of others only."""
+        return steps.tensors(rows=steps.own_rows(self))
 
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins and the trees that this owner lacks."""
@@ -110,16 +110,18 @@ class FedBoostClient(Party[FedBoostConfig]):
         news = steps.catch_up(self, first, trees)
         self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
 
-    def histograms(self, *, t: int, bits: int, splits: Any, asked: Tensor, tree: Tensor) -> dict[str, Tensor]:
+    def histograms(
+        self, *, t: int, bits: int, exponent: int, splits: Any, asked: Tensor, tree: Tensor
+    ) -> dict[str, Tensor]:
         """The sums of g, h and rows by bin in the asked nodes of round t's trees, two in one word."""
         own = steps.binned(self)
+        loss = SquaredError(bits, exponent) if self.context.target else CrossEntropy(bits)
         if not len(splits["node"]):
-            g, h = exact.gradients(self.scores.numpy(), own.y, bits)
-            self.words = torch.from_numpy(packed(g, h))
+            self.words = torch.from_numpy(loss.words(self.scores.numpy(), own.y))
             self.node = steps.roots(*self.words.shape)
         steps.move(self, splits)
         found = gradient_histograms(
-            own.cells, self.words.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), own.layout.cells
+            own.cells, self.words.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), own.layout.cells, loss.opened
         )
         return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
 
@@ -130,7 +132,7 @@ class FedBoostClient(Party[FedBoostConfig]):
         self.trees = steps.extended(self.trees, steps.trees_of(trees))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K) of rows x (n, F); 0 before the bins are agreed."""
+        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the bins are agreed."""
         if not self.layout:
             return torch.zeros(len(x), self.context.classes)
         scores = steps.scores(self, x, len(self.scores))
@@ -138,12 +140,14 @@ class FedBoostClient(Party[FedBoostConfig]):
             scores = scores + own_trees(self, self.cfg.own_trees, start=self.scores).scores(
                 steps.bins_of(self, x), len(scores)
             )
-        logits = logits_of(scores)
+        outputs = outputs_of(scores, self.context.target is not None)
         if not self.cfg.mix:
-            return logits
-        own = logits_of(own_trees(self, self.cfg.mix).scores(steps.bins_of(self, x), len(scores)))
-        weight = steps.own_weight(self)
-        return torch.log((1 - weight) * logits.softmax(-1) + weight * own.softmax(-1))
+            return outputs
+        own_scores = own_trees(self, self.cfg.mix).scores(steps.bins_of(self, x), len(scores))
+        own, weight = outputs_of(own_scores, self.context.target is not None), steps.own_weight(self)
+        if self.context.target:
+            return (1 - weight) * outputs + weight * own
+        return torch.log((1 - weight) * outputs.softmax(-1) + weight * own.softmax(-1))
 
 
 @final
@@ -159,57 +163,61 @@ class FedBoostServer(Party[FedBoostConfig]):
 
 
 def outputs(classes: int) -> int:
-    """T, the number of scores of a row: 1 for two classes."""
+    """T, the number of scores of a row: 1 for two classes, and for a number, whose `classes` are 1."""
     return 1 if classes == 2 else classes
 
 
-def logits_of(scores: np.ndarray) -> Tensor:
-    """Logits (n, K) from scores (T, n)."""
+def outputs_of(scores: np.ndarray, number: bool) -> Tensor:
+    """Logits (n, K), or numbers (n, 1), from scores (T, n)."""
     s = torch.from_numpy(scores * STEP).float()
-    return torch.stack([torch.zeros_like(s[0]), s[0]], 1) if len(s) == 1 else s.T
+    return torch.stack([torch.zeros_like(s[0]), s[0]], 1) if len(s) == 1 and not number else s.T
 
 
-def base(rows: np.ndarray) -> Trees:
+def base(rows: np.ndarray, number: bool) -> Trees:
     """The first T trees: leaves alone, with the log odds, or the logarithms of the shares, of the classes in all
-    `rows` (K,), to each of which one is added."""
+    `rows` (K,), to each of which one is added; 0 for a standardized number."""
+    if number:
+        return steps.stumps(np.zeros(1, np.int64))
     p = (rows + 1) / (rows.sum() + len(rows))
     return steps.stumps(np.rint(np.log(p if len(p) > 2 else p[1:] / p[:1]) / STEP).astype(np.int64))
 
 
-def growth(cfg: FedBoostConfig, layout: Bins, trees: int, rows: int) -> Growth:
+def loss_of(rows: np.ndarray, number: bool) -> Loss:
+    """The loss, for all owners' `rows` by class, or by exponent of a number."""
+    n = int(rows.sum())
+    return losses.of_numbers(n, steps.largest_exponent(rows)) if number else losses.of_classes(n)
+
+
+def growth(cfg: FedBoostConfig, layout: Bins, trees: int, rows: int, loss: Loss) -> Growth:
     """New trees over these bins, from this many rows of all owners."""
     least = cfg.min_rows or (20 if rows >= steps.FEW_ROWS else 5)
-    return Growth(trees, layout, Newton(penalty(cfg, rows)), depth=cfg.depth, min_rows=least)
+    return Growth(trees, layout, loss.criterion(cfg.l2), depth=cfg.depth, min_rows=least)
 
 
-def grown(cfg: FedBoostConfig, trees: Growth, rows: int) -> Trees:
+def grown(cfg: FedBoostConfig, trees: Growth, loss: Loss) -> Trees:
     """The trees with their leaves -rate G / (H + l2), in steps of 2^-20."""
-    return trees.grown(
-        lambda s: np.rint(-cfg.rate * s[0] / (s[1] + penalty(cfg, rows)) / STEP).astype(np.int64)[:, None]
-    )
-
-
-def penalty(cfg: FedBoostConfig, rows: int) -> float:
-    """`l2` in steps of h."""
-    return cfg.l2 * 2.0 ** exact.bits_for(rows)
+    return trees.grown(lambda s: loss.leaf(s, cfg.rate, cfg.l2))
 
 
 def own_trees(party: FedBoostClient, rounds: int, start: Tensor | None = None) -> Trees:
     """Trees of the party's own rows alone, from the scores `start` (T, n), or from nothing."""
-    own, cfg, K = steps.binned(party), party.cfg, party.context.classes
-    n, T = len(own.y), outputs(K)
+    own, cfg, number = steps.binned(party), party.cfg, party.context.target is not None
+    n, T = len(own.y), outputs(party.context.classes)
 
     def make() -> Trees:
-        parts = [] if start is not None else [base(np.bincount(own.y, minlength=K))]
+        rows = steps.own_rows(party)
+        loss, parts = loss_of(rows, number), [] if start is not None else [base(rows, number)]
         scores = start.numpy() if start is not None else np.repeat(parts[0].value, n, axis=1)
         for _ in range(rounds):
-            words = packed(*exact.gradients(scores, own.y, exact.bits_for(n)))
-            node, trees = steps.roots(T, n).numpy(), growth(cfg, own.layout, T, n)
+            words = loss.words(scores, own.y)
+            node, trees = steps.roots(T, n).numpy(), growth(cfg, own.layout, T, n, loss)
             while len(trees.asked):
-                found = gradient_histograms(own.cells, words, node, trees.asked, trees.tree, own.layout.cells)
-                trees.answer(found.reshape(3, -1))
+                found = gradient_histograms(
+                    own.cells, words, node, trees.asked, trees.tree, own.layout.cells, loss.opened
+                )
+                trees.answer(found.reshape(loss.statistics, -1))
                 trees.splits.move(node, own.bins)
-            parts.append(grown(cfg, trees, n))
+            parts.append(grown(cfg, trees, loss))
             scores = scores + parts[-1].value[trees.places[node], 0]
         return joined(parts)
 
@@ -220,30 +228,32 @@ def round(
     fed: Federation, server: FedBoostServer, clients: Sequence[int], cfg: FedBoostConfig, t: int
 ) -> Iterator[str]:
     """The trees of one round."""
-    K, T = server.context.classes, outputs(server.context.classes)
-    by_class, asked = {"rows": Shape("int64", K)}, {"t": t}
+    T, number = outputs(server.context.classes), server.context.target is not None
+    by_class, asked = {"rows": Shape("int64", steps.row_kinds(server))}, {"t": t}
     if not server.layout:  # agree
         layout = steps.agree(fed, server, clients)
         counted = None if layout is None else fed.total(clients, "rows", shared=asked, expect=by_class)
         if layout is None or counted is None:
             return
-        server.layout, server.trees = steps.layout_tree(layout), steps.trees_tree(base(counted.value["rows"].numpy()))
+        first = base(counted.value["rows"].numpy(), number)
+        server.layout, server.trees = steps.layout_tree(layout), steps.trees_tree(first)
     layout = steps.layout_of(server.layout)
     began = fed.total(steps.begin(fed, server, clients), "rows", shared=asked, expect=by_class)
     if began is None:
         return
-    rows = int(began.value["rows"].sum())
-    trees, bits = growth(cfg, layout, T, rows), exact.bits_for(rows)
-    if not steps.grow(fed, began.ids, trees, 3, {**asked, "bits": bits}):
+    counts = began.value["rows"].numpy()
+    loss = loss_of(counts, number)
+    trees, scale = growth(cfg, layout, T, int(counts.sum()), loss), {"bits": loss.bits, "exponent": loss.exponent}
+    if not steps.grow(fed, began.ids, trees, loss.statistics, {**asked, **scale}):
         return
-    news = grown(cfg, trees, rows)
+    news = grown(cfg, trees, loss)
     message = {
         "splits": steps.splits_tree(trees.splits),
         "trees": steps.trees_tree(news),
         **steps.tensors(places=trees.places),
     }
     learned = fed.call(began.ids, "learn", shared=message, expect=None)
-    steps.learn(server, news, trees.gains / 2.0**bits, learned)
+    steps.learn(server, news, trees.gains / loss.unit, learned)
     yield "round"
 
 
@@ -253,11 +263,13 @@ FEDBOOST = Method(
     paper="Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
     family="tables",
     config=FedBoostConfig,
+    tasks=EVERY_TASK,
     round=round,
     client=FedBoostClient,
     server=FedBoostServer,
     needs=("raw rows",),
     pooled=True,
+    trial_rank=3,
 )
 
 METHODS = (
@@ -267,6 +279,6 @@ METHODS = (
         name="fedboost-mix",
         title="FedBoost; each owner predicts the mean with boosted trees of its own rows",
         fixed={"mix": 100},
-        trial_rank=3,
+        trial_rank=0,
     ),
 )

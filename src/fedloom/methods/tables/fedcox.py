@@ -248,6 +248,7 @@ METHODS = (
         paper="C.-L. Lu et al.: WebDISCO: Distributed Cox Model Learning, 2015",
         family="tables",
         config=FedCoxConfig,
+        only_classes="its label says whether an event happened",
         round=round,
         client=FedCoxClient,
         server=FedCoxServer,

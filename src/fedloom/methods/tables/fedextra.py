@@ -40,7 +40,7 @@ from fedloom.core.errors import MessageError, MethodError, did_you_mean
 from fedloom.core.fixed_point import threshold
 from fedloom.core.page import ClientContext, Federation, Guarantee, Method, Party, Shape
 from fedloom.methods.tables import steps
-from fedloom.methods.tables.fedboost import logits_of, outputs
+from fedloom.methods.tables.fedboost import outputs, outputs_of
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import charge, draws, or_nothing
 from fedloom.trees import random as random_trees
@@ -176,7 +176,7 @@ class FedExtraClient(Party[FedExtraConfig]):
         """Logits (n, K) of rows x (n, F); 0 before the first tree."""
         if not len(self.trees["root"]):
             return torch.zeros(len(x), self.context.classes)
-        return logits_of(steps.scores(self, x, len(self.scores)))
+        return outputs_of(steps.scores(self, x, len(self.scores)), number=False)
 
 
 @final

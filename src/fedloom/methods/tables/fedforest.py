@@ -32,17 +32,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Shape, Tree
 from fedloom.methods.tables import steps
 from fedloom.trees import forest
 from fedloom.trees.bins import Bins
-from fedloom.trees.exact import copies
+from fedloom.trees.exact import MOST_COPIES, PARTS, copies
 from fedloom.trees.growth import Growth
 from fedloom.trees.histograms import class_histograms, two_in_one
+from fedloom.trees.losses import of_numbers
 from fedloom.trees.model import Trees
+from fedloom.trees.splits import Gini, Squares
 
 FLOOR = 1e-3
 """The smallest probability of a class."""
+OF_CLASSES = {"bits": 0, "exponent": 0}
+"""Classes have no unit."""
 
 
 class FedForestConfig(steps.TreesConfig):
@@ -73,8 +77,8 @@ class FedForestClient(Party[FedForestConfig]):
     ROLE = "client"
     STATE = ("layout", "trees", "node", "drawn")
     EXPORT = ("layout", "trees")
-    CALLS = ("segments", "words_of", "begin", "histograms", "learn")
-    MEANS = ("segments", "words_of", "histograms")
+    CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
+    MEANS = ("segments", "words_of", "rows", "histograms")
     segments = steps.segments
     words_of = steps.words_of
 
@@ -85,22 +89,27 @@ class FedForestClient(Party[FedForestConfig]):
         self.node = torch.zeros(0, len(self.context.rows), dtype=torch.int32)
         self.drawn = torch.zeros(0, len(self.context.rows), dtype=torch.int64)
 
+    def rows(self, *, t: int) -> dict[str, Tensor]:
+        """The number of own rows (256,) by exponent of the number to predict, as asked in round t."""
+        return steps.tensors(rows=steps.own_rows(self))
+
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins and the trees that this owner lacks."""
         self.layout = layout or self.layout
         steps.catch_up(self, first, trees)
 
-    def histograms(self, *, numbers: Tensor, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor) -> Any:
-        """The drawn rows of each class by bin in the asked nodes and columns, two numbers in one word."""
+    def histograms(
+        self, *, numbers: Tensor, bits: int, exponent: int, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor
+    ) -> Any:
+        """The drawn rows of each class, or the sums of the number to predict and the drawn rows, by bin in the asked
+        nodes and columns, two in one word."""
         own = steps.binned(self)
+        y = whole(own.y, bits, exponent) if self.context.target else own.y
         if not len(splits["node"]):
-            drawn = [copies(own.bins, own.y, number, self.context.seed) for number in numbers.tolist()]
+            drawn = [copies(own.bins, y, number, self.context.seed) for number in numbers.tolist()]
             self.drawn, self.node = torch.from_numpy(np.stack(drawn)), steps.roots(len(drawn), len(own.y))
         steps.move(self, splits)
-        found = class_histograms(
-            own.bins, own.y, self.drawn.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), columns.numpy(),
-            own.layout.widths, self.context.classes,
-        )  # fmt: skip
+        found = sums_of(self, y, self.drawn.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), columns.numpy())
         return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
 
     def learn(self, *, trees: Any) -> None:
@@ -108,10 +117,17 @@ class FedForestClient(Party[FedForestConfig]):
         self.trees = steps.extended(self.trees, steps.trees_of(trees))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K) of rows x (n, ...): logarithms of probabilities; 0 before the bins are agreed."""
+        """Logits (n, K) of rows x (n, ...), logarithms of probabilities, or standardized numbers (n, 1); 0 before the
+        bins are agreed."""
         K = self.context.classes
         if not len(self.trees["root"]):
             return torch.zeros(len(x), K)
+        if self.context.target:
+            found = steps.scores(self, x, 1)[0] / (PARTS * len(self.trees["root"]))
+            if self.cfg.mix:
+                own, weight = own_forest(self).scores(steps.bins_of(self, x), 1)[0], steps.own_weight(self)
+                found = (1 - weight) * found + weight * own / (PARTS * self.cfg.mix)
+            return torch.from_numpy(found[:, None]).float()
         p = forest.shares(steps.scores(self, x, K))
         if self.cfg.mix:
             own = steps.own_weight(self)
@@ -131,19 +147,70 @@ class FedForestServer(Party[FedForestConfig]):
     findings = steps.importance
 
 
-def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator) -> Growth:
+def whole(y: np.ndarray, bits: int, exponent: int) -> np.ndarray:
+    """Numbers (n,) as whole numbers of 2^(exponent - bits), int64; what is above 2^exponent in size counts as that."""
+    scaled = np.ldexp(y.astype(np.float64), -exponent).clip(-1, 1)
+    found: np.ndarray = np.rint(scaled * 2.0**bits).astype(np.int64)
+    return found
+
+
+def sums_of(
+    party: FedForestClient,
+    y: np.ndarray,
+    drawn: np.ndarray,
+    node: np.ndarray,
+    asked: np.ndarray,
+    tree: np.ndarray,
+    columns: np.ndarray,
+) -> np.ndarray:
+    """The drawn rows (K, N) of each class, or (2, N) the sums of numbers y (n,) and the drawn rows: see
+    `class_histograms`."""
+    own, where = steps.binned(party), (node, asked, tree, columns, steps.binned(party).layout.widths)
+    if not party.context.target:
+        return class_histograms(own.bins, y, drawn, *where, party.context.classes)
+    same = np.zeros(len(y), np.int64)
+    return np.concatenate([class_histograms(own.bins, same, each, *where, 1) for each in (drawn * y, drawn)])
+
+
+def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator, number: bool) -> Growth:
     """New trees over these bins."""
-    return forest.growth(layout, cfg.lot, cfg.columns, cfg.depth, cfg.min_rows, rng)
+    gain = Squares() if number else Gini()
+    return forest.growth(layout, cfg.lot, cfg.columns, cfg.depth, cfg.min_rows, rng, gain)
+
+
+def grown(trees: Growth, scale: dict[str, int], number: bool) -> Trees:
+    """The trees with their leaves N_k / N, or the mean of numbers, in steps of 2^-20."""
+    if number:
+        unit = PARTS * 2.0 ** (scale["exponent"] - scale["bits"])
+        return trees.grown(lambda s: np.floor(unit * s[0] / np.maximum(s[1], 1)).astype(np.int64)[:, None])
+    return forest.grown(trees)
+
+
+def scale_of(rows: np.ndarray) -> dict[str, int]:
+    """The bits behind the point and the unit of numbers, for all owners' `rows` (256,) by exponent, each of which is
+    drawn at most `MOST_COPIES` times."""
+    loss = of_numbers(int(rows.sum()), steps.largest_exponent(rows), MOST_COPIES)
+    return {"bits": loss.bits, "exponent": loss.exponent}
 
 
 def own_forest(party: FedForestClient) -> Trees:
     """A forest of the party's own rows alone, over the agreed bins."""
-    own, cfg = steps.binned(party), party.cfg.model_copy(update={"lot": party.cfg.mix})
+    own, cfg, number = (
+        steps.binned(party),
+        party.cfg.model_copy(update={"lot": party.cfg.mix}),
+        bool(party.context.target),
+    )
 
     def make() -> Trees:
-        drawn = np.stack([copies(own.bins, own.y, t, party.context.seed) for t in range(cfg.lot)])
-        trees = growth(cfg, own.layout, party.context.stream("own columns"))
-        return forest.grow(trees, own.layout, own.bins, own.y, drawn, party.context.classes)
+        scale = scale_of(steps.own_rows(party)) if number else OF_CLASSES
+        y = whole(own.y, **scale) if number else own.y
+        drawn = np.stack([copies(own.bins, y, t, party.context.seed) for t in range(cfg.lot)])
+        node = steps.roots(*drawn.shape).numpy()
+        trees = growth(cfg, own.layout, party.context.stream("own columns"), number)
+        while len(trees.asked):
+            trees.splits.move(node, own.bins)
+            trees.answer(sums_of(party, y, drawn, node, trees.asked, trees.tree, trees.columns))
+        return grown(trees, scale, number)
 
     return steps.kept(party.context, "own forest", "", make)
 
@@ -157,12 +224,17 @@ def round(
         if layout is None:
             return
         server.layout = steps.layout_tree(layout)
-    owners = steps.begin(fed, server, clients)
-    trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t))
-    numbers = torch.arange(t * cfg.lot, (t + 1) * cfg.lot)
-    if not steps.grow(fed, owners, trees, server.context.classes, {"numbers": numbers}):
+    owners, scale, number = steps.begin(fed, server, clients), OF_CLASSES, server.context.target is not None
+    if number:
+        counted = fed.total(owners, "rows", shared={"t": t}, expect={"rows": Shape("int64", steps.row_kinds(server))})
+        if counted is None:
+            return
+        owners, scale = counted.ids, scale_of(counted.value["rows"].numpy())
+    trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t), number)
+    shared: dict[str, Tree] = {"numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot), **scale}
+    if not steps.grow(fed, owners, trees, 2 if number else server.context.classes, shared):
         return
-    news = forest.grown(trees)
+    news = grown(trees, scale, number)
     learned = fed.call(owners, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)
     steps.learn(server, news, trees.gains, learned)
     yield "round"
@@ -174,6 +246,7 @@ FEDFOREST = Method(
     paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
     family="tables",
     config=FedForestConfig,
+    tasks=EVERY_TASK,
     round=round,
     client=FedForestClient,
     server=FedForestServer,

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.page import Federation, LearnedTable, Method, MethodError, Party, Shape
+from fedloom.core.page import EVERY_TASK, Federation, LearnedTable, Method, MethodError, Party, Shape
 from fedloom.methods.tables import design as designs
 from fedloom.methods.tables import inference, newton
 from fedloom.methods.tables.steps import tensors
@@ -76,8 +76,8 @@ class FedGLMClient(Party[FedGLMConfig]):
         return tensors(sums=newton.derivatives(family(self), z, y, beta.numpy(), bits))
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), or numbers (n, 1), of rows x (n, ...); a missing value counts as the column's mean. 0 before
-        the first round."""
+        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, ...); a missing value counts as the column's
+        mean. 0 before the first round."""
         if not self.design:
             return torch.zeros(len(x), max(self.context.classes, 1))
         z = designs.standardized(designs.columns(self, x), self.design)
@@ -86,8 +86,9 @@ class FedGLMClient(Party[FedGLMConfig]):
             return torch.from_numpy(np.log(newton.probabilities(z, beta).T)).float()
         eta = newton.predictor(z, beta[0])
         mean, scale = self.design["outcome"].tolist()
-        found = mean + scale * eta if family(self) == "normal" else np.exp(eta)
-        return torch.from_numpy(found[:, None]).float()
+        assert self.context.target is not None
+        found = self.context.target.standardized(mean + scale * eta if family(self) == "normal" else np.exp(eta))
+        return torch.from_numpy(found[:, None])
 
 
 @final
@@ -225,6 +226,7 @@ METHODS = (
         paper="Y. Wu et al.: Grid Binary LOgistic REgression (GLORE), 2012",
         family="tables",
         config=FedGLMConfig,
+        tasks=EVERY_TASK,
         round=round,
         client=FedGLMClient,
         server=FedGLMServer,

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from fedloom.methods.tables import steps
 from fedloom.trees.exact import exp
 
 LARGEST: Final = 62
@@ -37,15 +38,13 @@ def added(parts: np.ndarray, bits: int) -> np.ndarray:
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
-    """How many numbers of each column of x (n, p) have each exponent, (p, 256) int64: those of place e > 1 are
-    below 2^(e - 127) and not below half of it; those of place 1 are smaller, and those of place 0 are 0."""
-    place = np.where(x == 0, 0, np.where(np.isinf(x), 255, (np.frexp(x)[1] + 127).clip(1, 255)))
-    return np.stack([np.bincount(column, minlength=256) for column in place.T]).astype(np.int64)
+    """How many numbers of each column of x (n, p) have each exponent, (p, 256) int64: see `steps.exponents`."""
+    return np.array([steps.exponents(column) for column in x.T], np.int64).reshape(-1, 256)
 
 
 def largest_exponents(counts: np.ndarray) -> np.ndarray:
     """(p,) int64 the e with |x| < 2^e for all numbers of a column, from the summed `exponents`."""
-    return np.array([np.flatnonzero(row)[-1] - 127 if row.any() else 0 for row in counts], np.int64)
+    return np.array([steps.largest_exponent(row) for row in counts], np.int64)
 
 
 def probabilities(z: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -108,8 +107,7 @@ def derivatives(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bit
 
 def reach(largest: np.ndarray) -> np.ndarray:
     """How many rows have a largest part (n,) of each exponent, (256,) int64."""
-    counts: np.ndarray = exponents(largest[:, None])[0]
-    return counts
+    return steps.exponents(largest)
 
 
 def bits_of(counts: np.ndarray) -> int | None:

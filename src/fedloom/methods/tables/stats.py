@@ -13,7 +13,7 @@ thousandth of a s.d. of a value that has a quarter of the rows below it.
 
 Nobody sends a minimum, a maximum or a value. Counts below `min_cell` are shown as such, and so is a second word where
 its count would tell the first; quartiles need four times as many rows. The server learns the sums, exactly: secure sums
-hide each owner's. As a model, it predicts the classes' shares.
+hide each owner's. As a model, it predicts the classes' shares, or the mean.
 
 Messages: sums up; ends of stretches down.
 """
@@ -28,16 +28,30 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import Aggregator, ClientContext, Federation, LearnedTable, Method, MethodConfig, Party, Shape
+from fedloom.core.page import (
+    EVERY_TASK,
+    Aggregator,
+    ClientContext,
+    Federation,
+    LearnedTable,
+    Method,
+    MethodConfig,
+    Party,
+    Shape,
+)
+from fedloom.methods.tables.long_sums import (
+    LONG,
+    LONG_SQUARE,
+    LOWEST,
+    LOWEST_SQUARE,
+    divided,
+    opened,
+    parts,
+    totals_of,
+)
 from fedloom.methods.tables.steps import refusal, tensors
 from fedloom.trees.histograms import two_in_one, untwined
 
-WORD = 36
-"""Bits of each part of an exact sum; 2^26 rows of them stay below 2^62."""
-LOWEST, LONG = -60, 4
-"""The unit of an exact sum of numbers, as power of 2, and its parts."""
-LOWEST_SQUARE, LONG_SQUARE = -120, 10
-"""The same for squares."""
 QUARTILES = (0.25, 0.5, 0.75)
 CELLS = 32
 """Cells of a stretch."""
@@ -65,7 +79,7 @@ class StatsConfig(MethodConfig):
 
 @final
 class StatsClient(Party[StatsConfig]):
-    """An owner of rows."""
+    """An owner of rows. `shares` (K,) are those of the classes, or (1,) the mean of a standardized number."""
 
     ROLE = "client"
     STATE = ("shares",)
@@ -79,14 +93,13 @@ class StatsClient(Party[StatsConfig]):
 
     def moments(self, *, t: int) -> dict[str, Tensor]:
         """Sums over own rows: see `expected`."""
-        x, words, y = rows_of(self)
+        x, words = rows_of(self)
         known = ~np.isnan(x)
         clean = np.where(known, x, 0)
         n, own = known.sum(0), totals_of(clean, LOWEST, LONG)
         rows = [np.bincount(values[values >= 0], minlength=size) for values, size in words]
-        rows.append(np.bincount(y, minlength=self.context.classes))
-        counts = np.concatenate(rows).astype(np.int64)
-        totals = np.concatenate([np.full(len(c), max(int(c.sum()), 1)) for c in rows])
+        counts = np.concatenate([np.empty(0), *rows]).astype(np.int64)
+        totals = np.concatenate([np.empty(0), *(np.full(len(c), max(int(c.sum()), 1)) for c in rows)])
         return tensors(
             known=n,
             owners=(n > 0).astype(np.int64),
@@ -98,13 +111,13 @@ class StatsClient(Party[StatsConfig]):
             words=counts,
             shares=parts(counts * counts / totals, LOWEST, LONG),
             having=np.array([c.sum() > 0 for c in rows], np.int64),
-            rows=np.array(len(y)),
+            rows=np.array(len(x)),
         )
 
     def cells(self, *, column: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
         """The rows of each column (q,) below, in each of 32 equal cells of, and above the stretch from low to high,
         (q, 34), two in one word."""
-        x, _, _ = rows_of(self)
+        x, _ = rows_of(self)
         found = []
         for f, a, b in zip(column.tolist(), low.tolist(), high.tolist(), strict=True):
             values = x[~np.isnan(x[:, f]), f]
@@ -113,13 +126,14 @@ class StatsClient(Party[StatsConfig]):
         return tensors(rows=two_in_one(np.concatenate(found)))
 
     def learn(self, *, shares: Tensor) -> None:
-        """Take the shares (K,) of classes."""
+        """Take the shares (K,) of classes, or the mean (1,) of a number."""
         self.shares = shares
 
     def infer(self, x: Tensor) -> Tensor:
-        """The logarithms (n, K) of the classes' shares."""
-        logits: Tensor = self.shares.log().float().expand(len(x), -1)
-        return logits
+        """The logarithms (n, K) of the classes' shares, or the mean (n, 1)."""
+        outputs: Tensor = (self.shares if self.context.target else self.shares.log()).float()
+        expanded: Tensor = outputs.expand(len(x), -1)
+        return expanded
 
 
 @final
@@ -170,6 +184,16 @@ class StatsServer(Party[StatsConfig]):
         rows = zip(s["known"].tolist(), s["owners"].tolist(), total, squares, between, strict=True)
         return np.array([spread(*one) for one in rows], float).reshape(-1, 4)
 
+    def constant(self) -> Tensor:
+        """The shares (K,) of classes, to each of which a row is added, or the mean (1,) of a standardized number."""
+        target = self.context.target
+        if target is not None:
+            mean: Tensor = torch.from_numpy(target.standardized(self.spreads()[-1:, 0])).double()
+            return mean
+        rows: Tensor = self.found["words"][-self.context.classes :].double() + 1
+        shares: Tensor = rows / rows.sum()
+        return shares
+
     def associations(self) -> list[tuple[list[int], float, float]]:
         """The rows of each word, drift and its p-value of each category, and of the classes."""
         counts, having = self.found["words"].tolist(), self.found["having"].tolist()
@@ -181,26 +205,27 @@ class StatsServer(Party[StatsConfig]):
         return found
 
 
-CLASS = "class"
-"""The name of the label in the table of words."""
+CLASS, TARGET = "class", "number to predict"
+"""The names of the label in the tables."""
 
 
 def number_columns(party: Party[Any]) -> list[str]:
-    """The names (p,) of the columns of numbers."""
-    return [name for name, words in zip(party.context.columns, party.context.words, strict=True) if not words]
+    """The names (p,) of the columns of numbers, with the number to predict."""
+    names = [name for name, words in zip(party.context.columns, party.context.words, strict=True) if not words]
+    return [*names, *([TARGET] if party.context.target else [])]
 
 
 def categories(party: Party[Any]) -> list[tuple[str, Sequence[str]]]:
     """The names and words of the categories, and of the classes."""
     c = party.context
     found = [(name, words) for name, words in zip(c.columns, c.words, strict=True) if words]
-    return [*found, (CLASS, [str(k) for k in range(c.classes)])]
+    return [*found, *([] if c.target else [(CLASS, [str(k) for k in range(c.classes)])])]
 
 
-def rows_of(party: Party[Any]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]], np.ndarray]:
-    """The party's numbers (n, p) float64, each category's words (n,), -1 where missing, with their count, and its
-    labels (n,)."""
-    rows, listed = party.context.rows, party.context.words
+def rows_of(party: Party[Any]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]]:
+    """The party's numbers (n, p) float64, and the words (n,) of each category, -1 where missing, with their count: see
+    `number_columns` and `categories`."""
+    rows, listed, target = party.context.rows, party.context.words, party.context.target
     x = rows.every.flatten(1).double().cpu().numpy()
     y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
     is_number = np.array([not words for words in listed], bool)
@@ -208,7 +233,9 @@ def rows_of(party: Party[Any]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]
         (np.where(np.isnan(x[:, f]), -1, x[:, f]).astype(np.int64), len(listed[f]))
         for f in np.flatnonzero(~is_number).tolist()
     ]
-    return x[:, is_number], words, y
+    if target is not None:
+        return np.c_[x[:, is_number], target.in_unit(y)], words
+    return x[:, is_number], [*words, (y, party.context.classes)]
 
 
 def expected(party: Party[Any]) -> dict[str, Shape]:
@@ -221,40 +248,7 @@ def expected(party: Party[Any]) -> dict[str, Shape]:
     return {name: Shape("int64", *shape) for name, shape in shapes.items()}
 
 
-# -- exact sums ----------------------------------------------------------------------------------------------------
-
-
-def parts(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
-    """Numbers (...) as whole numbers (..., count) of 2^lowest, 2^(lowest + 36), …, each below 2^36 in size; what is
-    smaller than the first is left out."""
-    rest, found = x.astype(np.float64), np.zeros((*x.shape, count), np.int64)
-    for k in reversed(range(count)):
-        unit = 2.0 ** (lowest + WORD * k)
-        whole = np.trunc(rest / unit)
-        found[..., k] = whole
-        rest = rest - whole * unit
-    return found
-
-
-def totals_of(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
-    """The sums (p, count) of the parts of each column of x (n, p), of one column at a time to spare memory."""
-    return np.array([parts(column, lowest, count).sum(0) for column in x.T], np.int64).reshape(-1, count)
-
-
-def divided(own: np.ndarray, n: int) -> list[int]:
-    """The parts of S²/n, exactly, from those (LONG,) of S."""
-    square = whole(own.tolist()) ** 2 // n
-    return [square >> (WORD * k) & (2**WORD - 1) for k in range(LONG_SQUARE)]
-
-
-def opened(sums: np.ndarray, lowest: int) -> list[Fraction]:
-    """The exact numbers (n,) whose summed `parts` (n, count) these are."""
-    return [Fraction(whole(row)) * Fraction(2) ** lowest for row in sums.tolist()]
-
-
-def whole(row: Sequence[int]) -> int:
-    """The whole number whose parts these are."""
-    return sum(int(part) << (WORD * k) for k, part in enumerate(row))
+# -- what sums tell ------------------------------------------------------------------------------------------------
 
 
 def spread(n: int, owners: int, total: Fraction, squares: Fraction, between: Fraction) -> tuple[float, ...]:
@@ -367,8 +361,7 @@ def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: Sta
     server.found = {**server.found, **tensors(quartiles=found)} if found is not None else {}
     if found is None:
         return
-    shares = server.found["words"][-server.context.classes :].double() + 1
-    fed.call(clients, "learn", shared={"shares": shares / shares.sum()}, expect=None)
+    fed.call(clients, "learn", shared={"shares": server.constant()}, expect=None)
     yield "round"
 
 
@@ -379,6 +372,7 @@ METHODS = (
         paper="H. Cramér: Mathematical Methods of Statistics, 1946",
         family="tables",
         config=StatsConfig,
+        tasks=EVERY_TASK,
         round=round,
         client=StatsClient,
         server=StatsServer,

@@ -151,6 +151,18 @@ def extended(model: Any, news: Trees) -> dict[str, Tensor]:
     return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
 
 
+def exponents(x: np.ndarray) -> np.ndarray:
+    """How many numbers of x (n,) have each exponent, (256,) int64: those of place e > 1 are below 2^(e - 127) and not
+    below half of it; those of place 1 are smaller, and those of place 0 are 0."""
+    place = np.where(x == 0, 0, np.where(np.isinf(x), 255, (np.frexp(x)[1] + 127).clip(1, 255)))
+    return np.bincount(place, minlength=256).astype(np.int64)
+
+
+def largest_exponent(counts: np.ndarray) -> int:
+    """The e with |x| < 2^e for all numbers, from the summed `exponents` (256,)."""
+    return int(np.flatnonzero(counts)[-1]) - 127 if counts.any() else 0
+
+
 # -- an owner -----------------------------------------------------------------------------------------------------
 
 _KEPT: WeakKeyDictionary[Any, dict[str, tuple[str, Any]]] = WeakKeyDictionary()
@@ -198,6 +210,20 @@ def own_labels(party: Party[object]) -> np.ndarray:
         return labels
 
     return kept(party.context, "labels", "", make)
+
+
+def row_kinds(party: Party[Any]) -> int:
+    """The length of `own_rows`."""
+    return 256 if party.context.target is not None else party.context.classes
+
+
+def own_rows(party: Party[Any]) -> np.ndarray:
+    """The party's own rows (K,) by class, or (256,) by exponent of the number to predict."""
+    y = own_labels(party)
+    counts: np.ndarray = (
+        exponents(y) if party.context.target is not None else np.bincount(y, minlength=row_kinds(party))
+    )
+    return counts
 
 
 def binned(party: Any) -> Binned:

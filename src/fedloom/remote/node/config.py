@@ -56,6 +56,8 @@ class NodeData(FileSection):
     """The column that runs may use as label (rows)."""
     classes: tuple[str, ...] = ()
     """The words of `label`: a run has these classes, and rows with another word are left out (rows)."""
+    label_scale: tuple[float, float] | None = None
+    """Mean and s.d. of a `label` that is a number, which a run must have agreed on; in place of `classes` (rows)."""
     categories: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """The words of each column that is a category, "?" for a missing one: a run has these, and another word in the file
     counts as none of them (rows). Other columns in `keep` are numbers."""
@@ -80,6 +82,9 @@ class NodeData(FileSection):
     for none (rows)."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
+    reply_every: float | None = Field(None, gt=0)
+    """Seconds: a reply with differential privacy leaves at a multiple of these after its call came, so that its time
+    tells nothing of rows (rows). Set it above the slowest call; None sends each reply when it is ready."""
     people: str | None = None
     """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
     name of this section."""
@@ -124,7 +129,7 @@ class NodeData(FileSection):
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
         words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total",
-                 "classes", "categories")  # fmt: skip
+                 "classes", "categories", "reply_every")  # fmt: skip
         if self.rows is None and (given := [name for name in words if getattr(self, name)]):
             raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
         if self.owner is not None and self.group is None:
@@ -220,6 +225,8 @@ class NodeConfig(FileSection):
     changes nothing. None for no limit."""
     keep_runs: int = Field(10, ge=1)
     """Number of runs whose state is kept."""
+    keep_days: int | None = Field(None, ge=1)
+    """Days after its last call for which a run's state and model are kept; None for no limit."""
     insecure: bool = False
     """No certificates; names are not verified. For loopback addresses only."""
 
@@ -290,8 +297,11 @@ def _problems(config: NodeConfig) -> Iterator[str]:
         for key, path in (("rows", data.rows), ("public", data.public)):
             if path is not None and not path.exists():
                 yield f"[data.{name}] {key}: {path} does not exist"
-        if data.label is not None and not data.classes:
-            yield f'[data.{name}] label needs classes, all that runs may have, such as classes = ["no", "yes"]'
+        if data.label is not None and bool(data.classes) == (data.label_scale is not None):
+            yield (
+                f'[data.{name}] label needs classes, all that runs may have, such as classes = ["no", "yes"], or of a '
+                "number label_scale = [mean, s.d.]"
+            )
         if data.rows is not None and data.rows.suffix == ".csv" and data.rows.exists() and data.own.options.given():
             try:
                 for note in check_own(data.rows, name, data.own):
@@ -359,6 +369,8 @@ def _violations(
             own_words = data.categories.get(column.name, ())
             if {*column.categories} != {*own_words}:
                 yield f"categories of {column.name!a} must be those of this node: {_listed(own_words)}"
+    if form is not None and data.rows is not None and form.label_scale != data.label_scale:
+        yield f"label_scale of {run.data.name} must be that of this node, {data.label_scale or 'none'}"
     if form is not None and data.rows is not None and {*form.classes} != {*data.classes}:
         yield f"classes of {run.data.name} must be those of this node: {_listed(data.classes)}"
     own = run.data.own or run.columns.private

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from fedloom.core import message
-from fedloom.core.evaluation import MAX_LOSS
+from fedloom.core.evaluation import MAX_ERROR, MAX_LOSS
 from fedloom.core.message import Tree
 from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.rpc_errors import refused
@@ -56,11 +56,26 @@ def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], st
     """
     rows = int(score["rows"])
     key = _keyed(secret, message.digest(dict(asked)).encode(), message.digest(dict(state)).encode())
+    if "squared" in score:
+        return _blurred_number(score, rows, key)
     right = round(float(score["accuracy"]) * rows) + _laplace(key[:8])
     loss = float(score["loss"]) + MAX_LOSS / rows * _laplace(key[8:16])
     return {
         "accuracy": torch.tensor(min(max(round(right), 0), rows) / rows),
         "loss": torch.tensor(min(max(round(loss, 1), 0.0), MAX_LOSS)),
+        "chance": torch.tensor(round(float(score["chance"]), 1)),
+        "rows": rows,
+    }
+
+
+def _blurred_number(score: Mapping[str, Any], rows: int, key: bytes) -> Tree:
+    """As `blurred`, for a number: noise on the mean squared and the mean absolute error, of which a row moves the first
+    by `MAX_ERROR` / rows."""
+    squared = float(score["squared"]) + MAX_ERROR / rows * _laplace(key[:8])
+    absolute = float(score["absolute"]) + MAX_ERROR**0.5 / rows * _laplace(key[8:16])
+    found = {"squared": (squared, MAX_ERROR), "absolute": (absolute, MAX_ERROR**0.5)}
+    return {
+        **{name: torch.tensor(min(max(round(value, 1), 0.0), most)) for name, (value, most) in found.items()},
         "chance": torch.tensor(round(float(score["chance"]), 1)),
         "rows": rows,
     }

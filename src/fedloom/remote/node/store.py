@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import Any, Final
 
 import safetensors.torch
@@ -204,8 +205,14 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
         yield
 
 
-def prune(folder: Path, keep: int, using: Collection[str]) -> list[tuple[str, str]]:
+def prune(folder: Path, keep: int, using: Collection[str], days: int | None = None) -> list[tuple[str, str]]:
     """Delete the folders of all but the newest `keep` runs of each coordinator, except those in use.
+
+    Args:
+        folder: the node's.
+        keep: number of runs.
+        using: runs in use.
+        days: also delete runs that have not changed for so many days; None for none.
 
     Returns:
         The coordinator and the run of each deleted folder.
@@ -216,7 +223,8 @@ def prune(folder: Path, keep: int, using: Collection[str]) -> list[tuple[str, st
     for path in runs:
         caller = str((Store(path).facts() or {}).get("caller"))
         newer[caller] += 1
-        if newer[caller] > keep:
+        old = days is not None and time() - path.stat().st_mtime > days * 86_400
+        if newer[caller] > keep or old:
             shutil.rmtree(path, ignore_errors=True)
             dropped.append((caller, path.name.removeprefix("run-")))
     return dropped

@@ -127,7 +127,7 @@ class Horizontal:
             )
             for n in range(clients)
         ]
-        server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
+        server, contexts = replace_black_boxes(run, method, data.dataset, data.task, architectures, server, contexts)
         if "architecture groups" in method.needs:
             server, contexts = assign_groups(server, contexts, client_networks, architectures)
         if "public rows at the server" in method.needs or cfg.server_reads_public:
@@ -186,6 +186,7 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         labels=labels,
         own_chances=np.array([chance(y) for y in labels["own"]]) if "own" in labels else None,
         target=target_of(dataset, run.models.variance),
+        label=dataset.label,
         dataset=dataset,
         split=shares,
         server_rows=shares.server,
@@ -268,6 +269,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         dataset=own or known,
         server_rows=train,
         target=target_of(known, run.models.variance),
+        label=known.label,
     )
     return (
         data,

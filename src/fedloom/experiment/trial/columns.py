@@ -1,0 +1,276 @@
+"""A trial for partners with other columns of the same people: is the label told better by all columns, or by one's own?
+
+    clinic.csv, with the label    alone: models of its columns       joint: models of the columns of all files
+    lab.csv                       joined by id; a person that it lacks has missing values there
+
+Every row of the first file is predicted by models that did not see it, as in `run`: 3 repeats of 4 folds, and in each
+fold the candidates, for alone and joint, that are best on the other folds. The gain is told for all people, for those
+that a partner has, and with several partners for each one beside the others. Rows count as in `evidence`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from fedloom import methods
+from fedloom.core.errors import DataError
+from fedloom.core.rng import stream
+from fedloom.data.columns import RawColumn
+from fedloom.data.dataset import Dataset
+from fedloom.data.options import DataOptions
+from fedloom.data.own import encoded, interpret
+from fedloom.data.tables import read_csv
+from fedloom.experiment.run.execute import one_thread
+from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance
+from fedloom.experiment.trial.choice import best, choose
+from fedloom.experiment.trial.contributions import contributions
+from fedloom.experiment.trial.decide import decide
+from fedloom.experiment.trial.evidence import evidence
+from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit
+from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS
+from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
+
+BOXES = ("logistic", "forest", "boosting")
+REPEATS = 3
+JOINT, ALONE = "joint", "alone"
+Columns = Mapping[str, RawColumn]
+
+
+def trial_columns(
+    files: Sequence[Path],
+    options: DataOptions,
+    config: TrialConfig,
+    *,
+    unit: str | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> TrialResult:
+    """Run a trial of several files of the same people, the first with the label.
+
+    Args:
+        files: CSV files with the column of ids.
+        options: label and id, and how columns are read.
+        config: repeats, metric, worth, seed, alone.
+        unit: a column of the first file, rows of one value of which are never split.
+        progress: as for `run_trial`.
+
+    Raises:
+        DataError: a file has no id, or an id twice; the label is in another file; too few people are in common.
+    """
+    started = perf_counter()
+    own, partners, units = read_parties(files, options, unit)
+    sets = {ALONE: own, JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}}}
+    if len(partners) > 1:
+        for name in partners:
+            rest = {k: c for other, columns in partners.items() if other != name for k, c in columns.items()}
+            sets[name] = {**own, **rest}
+    read = replace(options, id=None, group=None)
+    data = {name: encoded(*interpret(columns, read, files[0].stem)) for name, columns in sets.items()}
+    y, classes = data[ALONE].y, len(data[ALONE].classes)
+    if min(len(y), *(len(each.y) for each in data.values())) < FEWEST_ROWS:
+        raise DataError(f"A trial needs at least {FEWEST_ROWS} people with a label, but {files[0]} has {len(y)}.")
+    labeled = np.array([bool(text) for text in own[str(options.label)].text])
+    if labeled.sum() != len(y):
+        raise DataError(f"{files[0]} has rows that are left out beside those without {options.label!r}: remove them.")
+    has = {name: _present(columns)[labeled] for name, columns in partners.items()}
+    metric = config.metric or ("auc" if classes == 2 else "balanced accuracy")
+    repeats = config.repeats or REPEATS
+    boxes = BOXES if config.alone is None else config.alone
+    if not boxes:
+        raise DataError("A trial of columns compares black boxes: name some as alone, or leave it out.")
+    folds = np.stack([_folds(y, None if units is None else units[labeled], config.seed, c) for c in range(repeats)])
+    priors, count = _priors(y, folds, classes), 0
+    predicted = {}
+    with one_thread():
+        for name, each in data.items():
+            predicted[name] = np.zeros((len(boxes) + (len(boxes) > 1), repeats, len(y), classes))
+            for c in range(repeats):
+                for m, box in enumerate(boxes):
+                    predicted[name][m, c] = _cross_fitted(box, each, folds[c], config.seed * 10_007 + 101 * c)
+                    count += 1
+                    if progress is not None:
+                        progress(count, len(data) * repeats * len(boxes), perf_counter() - started)
+            if len(boxes) > 1:
+                predicted[name][-1] = predicted[name][:-1].mean(0)
+    names = [*boxes, *[f"mean of {', '.join(boxes)}"] * (len(boxes) > 1)]
+    chosen, labels = {}, {}
+    for name, by_box in predicted.items():
+        scores = _scores(metric, y, by_box, folds, priors)
+        numbers = choose(scores, np.ones(1))
+        chosen[name] = np.stack([by_box[numbers[c][folds[c]], c, np.arange(len(y))] for c in range(repeats)])
+        labels[name] = names[best(scores, np.ones(1))]
+    told = {"all people": (ALONE, np.ones(len(y), bool))}
+    for name, present in has.items():
+        if FEWEST_ROWS <= present.sum() < len(y):
+            told[f"people that {name} has"] = (ALONE, present)
+        if len(partners) > 1:
+            told[f"by the columns of {name}"] = (name, np.ones(len(y), bool))
+    groups = None if units is None else units[labeled]
+    cards = {
+        title: _card(
+            metric, y[rows], chosen[against][:, rows], chosen[JOINT][:, rows], folds[:, rows], priors[:, rows],
+            None if groups is None else groups[rows], labels[JOINT], config.worth,
+        )
+        for title, (against, rows) in told.items()
+    }  # fmt: skip
+    first = cards["all people"]
+    return TrialResult(
+        owners=cards,
+        overall={"gain": first.gain, "alone": first.alone, "federated": first.federated},
+        metric=metric,
+        worth=config.worth,
+        seed=config.seed,
+        repeats=repeats,
+        folds=FOLDS,
+        in_time=False,
+        recipe={},
+        alone=labels[ALONE],
+        chosen={labels[JOINT]: repeats * FOLDS},
+        chosen_alone={labels[ALONE]: repeats * FOLDS},
+        tried=list(names),
+        not_tried=[one.name for one in methods.registry().values() if one.setting == "vertical"],
+        infeasible={},
+        revealed=[],
+        notes=[*_notes(files[0].stem, len(y), has), *data[ALONE].notes],
+        seconds=perf_counter() - started,
+        by_columns=True,
+    )
+
+
+def read_parties(
+    files: Sequence[Path], options: DataOptions, unit: str | None
+) -> tuple[dict[str, RawColumn], dict[str, dict[str, RawColumn]], np.ndarray | None]:
+    """The columns of the first file with the label; those of each partner, as "lab.glucose", in the order of the first
+    file's people, empty for people that the partner lacks; and the unit (n,) of each row.
+
+    Raises:
+        DataError: see `trial_columns`.
+    """
+    if options.id is None or options.label is None:
+        raise DataError("Several files are partners with other columns of the same people: name id and label.")
+    if options.group is not None:
+        raise DataError(
+            "Owners with other rows and other columns at once cannot be tried yet: try rows with one file and group, "
+            "columns with several files and no group."
+        )
+    if len({file.stem for file in files}) < len(files):
+        raise DataError(f"Files must have different names, not {', '.join(file.name for file in files)}.")
+    tables = [read_csv(file, needed=[options.id], grammar=options.grammar) for file in files]
+    if options.label not in tables[0]:
+        holder = next((file for file, table in zip(files, tables, strict=True) if options.label in table), None)
+        raise DataError(
+            f"The first file must have the label, but {files[0]} has no column {options.label!r}."
+            + (f" Name {holder} first." if holder else "")
+        )
+    ids = [table.pop(options.id).text for table in tables]
+    for file, names in zip(files, ids, strict=True):
+        if len(set(names)) < len(names):
+            again = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{options.id} must name each row of {file} once, but {again!r} is there several times.")
+    own, units = tables[0], None
+    if unit is not None:
+        if unit not in own:
+            raise DataError(f"{files[0]} has no column {unit!r} to keep rows together by.")
+        units = np.unique(own.pop(unit).text, return_inverse=True)[1].reshape(-1)
+    partners = {}
+    for file, table, names in zip(files[1:], tables[1:], ids[1:], strict=True):
+        if options.label in table:
+            raise DataError(f"Only the first file may have the label {options.label!r}, but {file} has it: remove it.")
+        place = {name: number for number, name in enumerate(names)}
+        rows = [place.get(name) for name in ids[0]]
+        if sum(row is not None for row in rows) < FEWEST_ROWS:
+            raise DataError(
+                f"{file} has fewer than {FEWEST_ROWS} of the people of {files[0]} by {options.id}: "
+                "see fedloom align, or check how ids are written."
+            )
+        partners[file.stem] = {f"{file.stem}.{name}": _taken(column, rows) for name, column in table.items()}
+    return own, partners, units
+
+
+def _taken(column: RawColumn, rows: Sequence[int | None]) -> RawColumn:
+    import pyarrow as pa
+
+    return RawColumn.of(column.name, column.cells.take(pa.array(rows, pa.int64())), column.grammar)
+
+
+def _present(columns: Columns) -> np.ndarray:
+    """(n,) whether a person has any value."""
+    found: np.ndarray = (np.array([column.text for column in columns.values()]) != "").any(axis=0)
+    return found
+
+
+def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
+    common = "; ".join(f"{partner} has {int(present.sum()):,} of them" for partner, present in has.items())
+    return [
+        f"{name} has {people:,} people with a label; {common}.",
+        "Joint is what all columns in one place tell: federating can reach it, and no method of columns is measured "
+        "here. fedloom methods lists those of the vertical setting.",
+    ]
+
+
+def _folds(y: np.ndarray, units: np.ndarray | None, seed: int, repeat: int) -> np.ndarray:
+    rng = stream(seed, "trial.folds", repeat, 0)
+    return by_class(y, rng) if units is None else by_unit(units, rng)
+
+
+def _priors(y: np.ndarray, folds: np.ndarray, classes: int) -> np.ndarray:
+    """The shares (C, n, K) of the classes in each row's training rows."""
+    found = np.ones((*folds.shape, classes))
+    for c, fold in enumerate(folds):
+        for k in range(FOLDS):
+            counts = np.bincount(y[fold != k], minlength=classes)
+            found[c, fold == k] = np.where(counts > 0, counts / counts.sum(), 1 / classes)
+    return found
+
+
+def _cross_fitted(box: str, data: Dataset, folds: np.ndarray, seed: int) -> np.ndarray:
+    """Probabilities (n, K) of a black box that is trained on the other folds."""
+    data = replace(data, groups=np.zeros(len(data.y), np.int64), owners=("",))
+    found = np.zeros((len(data.y), len(data.classes)))
+    for k in range(FOLDS):
+        train, test = np.flatnonzero(folds != k), np.flatnonzero(folds == k)
+        rows = data if data.ready else data.standardized_by_owner(train)
+        rows = replace(rows, x=np.clip(rows.x, -FARTHEST, FARTHEST))
+        (out,) = advance([CandidateTraining(Candidate(box), rows, [train], [[test]], (1,), seed + k)], together=False)
+        ((found[test],),) = out.probabilities.values()
+    return found
+
+
+def _scores(metric: str, y: np.ndarray, predicted: np.ndarray, folds: np.ndarray, priors: np.ndarray) -> np.ndarray:
+    """(M, C, K, 1), as for `choose`."""
+    found = np.full((len(predicted), len(folds), FOLDS, 1), np.nan)
+    for m, of_repeats in enumerate(predicted):
+        for c, fold in enumerate(folds):
+            for k in range(FOLDS):
+                rows = np.flatnonzero(fold == k)
+                if len(rows):
+                    found[m, c, k] = contributions(metric, y[rows], of_repeats[c, rows], fold[rows], priors[c, rows])[0]
+    return found
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _card(
+    metric: str,
+    y: np.ndarray,
+    alone: np.ndarray,
+    joint: np.ndarray,
+    folds: np.ndarray,
+    priors: np.ndarray,
+    units: np.ndarray | None,
+    method: str,
+    worth: float,
+) -> OwnerCard:
+    one = evidence(metric, y, alone, joint, folds, unit=units, priors=priors)
+    (verdict,) = decide([one], worth)
+    return OwnerCard(
+        decision=verdict.decision, by=verdict.by, method=f"{method} on all columns", rows=one.rows,
+        fewest=one.fewest, gain=_plain(one.gain), low=_plain(verdict.low), high=_plain(verdict.high),
+        alone=_plain(one.alone), federated=_plain(one.federated), pooled=_plain(one.federated),
+        p_gain=_plain(verdict.p_gain), p_worth=_plain(verdict.p_worth), p_same=_plain(verdict.p_same),
+        leaning=verdict.leaning, more_rows=verdict.more_rows, own_weight=None, partners=None, sent=0, received=0,
+    )  # fmt: skip
