@@ -29,6 +29,7 @@ GENERATED = {ROOT / "docs" / "reference" / name for name in ("methods.md", "comm
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "skills" / "fedloom" / "SKILL.md",
     *sorted({*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[!_]*/*.md")} - GENERATED),
 ]
 
@@ -244,3 +245,33 @@ def test_the_architecture_page_names_what_the_test_holds() -> None:
     for name in ALLOWED:
         assert f"`{name}`" in text or f"`{name}/`" in text, name
         assert f">{name}<" in picture, name
+
+
+def test_the_typed_keywords_are_the_settings() -> None:
+    from fedloom.api import OF_DATA, RunSettings
+    from fedloom.experiment.config.run import RunConfig
+
+    own = {"data", "models", "pretrained", "label", "group", "test"}  # arguments of run and compare
+    assert {*RunSettings.__annotations__} == ({*RunConfig.model_fields} | OF_DATA) - own
+
+
+@pytest.mark.parametrize("module", ["fedloom.api", "fedloom.estimators"])
+def test_the_examples_of_docstrings_work(module: str) -> None:
+    import doctest
+    import importlib
+
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted > 2 and not found.failed
+
+
+def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.S)
+    entries = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert len(entries) <= 20
+    results = {"cases", "results"}
+    counted = [p for p in PAGES if p.parent.name not in results and p.name != "speed.md"]
+    assert sum(len(page.read_text().split()) for page in counted) < MOST_WORDS
+
+
+MOST_WORDS = 66_000
+"""Words of all pages but those of results."""

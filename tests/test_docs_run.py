@@ -88,6 +88,7 @@ FILES: dict[str, dict[str, str]] = {
     "docs/export.md": CANCER,
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
     "docs/partners.md": {"clinic.csv": table("age", patient="", ill="0,1,1"), "lab.csv": table("iron", patient="")},
+    "skills/fedloom/SKILL.md": {"my.csv": HEART},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
         "heart.csv": HEART,

@@ -6,7 +6,7 @@ The public names, all of them:
     Experiment, RunConfig, Result   configs and results
     Method, MethodConfig, Party     the parts of a method page
     Federation, ClientContext       the primitives of a round, and a party's private resources
-    FederatedClassifier             a scikit-learn estimator that trains by a federation
+    FederatedClassifier, FederatedRegressor    scikit-learn estimators that train by a federation
     trial                           whether owners of data gain by federating
     stats                           Table 1 of several owners' rows
     load, split                     data sets, and their rows by client
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedloom.core.party import Party
     from fedloom.data.sources import load
     from fedloom.data.split import split
-    from fedloom.estimators import FederatedClassifier
+    from fedloom.estimators import FederatedClassifier, FederatedRegressor
     from fedloom.experiment.stats import stats
     from fedloom.experiment.trial import trial
 
@@ -38,7 +38,7 @@ _HOMES = {
     "fedloom.data.split": ("split",),
     "fedloom.experiment.stats": ("stats",),
     "fedloom.experiment.trial": ("trial",),
-    "fedloom.estimators": ("FederatedClassifier",),
+    "fedloom.estimators": ("FederatedClassifier", "FederatedRegressor"),
     "fedloom.core.errors": ("FedloomError",),
     "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
     "fedloom.core.federation": ("Federation",),
@@ -52,6 +52,7 @@ __all__ = [
     "ClientContext",
     "Experiment",
     "FederatedClassifier",
+    "FederatedRegressor",
     "Federation",
     "FedloomError",
     "Method",

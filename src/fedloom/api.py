@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ca
 
 import numpy as np
 from torch import nn
-from torch.utils.data import Dataset as TorchDataset
 
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError, DataError, FedloomError
@@ -43,6 +42,7 @@ from fedloom.experiment.run.trained import TrainedModels
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+    from torch.utils.data import Dataset as TorchDataset
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
@@ -58,7 +58,7 @@ class Result:
 
     Example:
         >>> result = run("fedmd", iterations=5, clients=3, models="mlp", seed=1)
-        >>> result.summary["rounds"], len(result.models), result.to_frame().shape[0]
+        >>> result.summary["rounds"], len(result.models), len(result.clients)
         (5, 3, 3)
 
     Attributes:
@@ -328,6 +328,7 @@ class RunSettings(TypedDict, total=False):
     task: str | None
     missing_words: Sequence[str]
     decimal: str
+    label_scale: tuple[float, float] | None
     row_schema: Mapping[str, Any] | None
 
 

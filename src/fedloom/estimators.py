@@ -5,12 +5,12 @@ model.fit(X, y, groups=hospital)
 model.predict_proba(X_new)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -20,35 +20,8 @@ from fedloom.api import run
 from fedloom.core.errors import FedloomError
 
 
-class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A classifier trained by a federation whose clients are the `groups` of the rows.
-
-    The rows are standardized by their mean and standard deviation. Every row trains: `score` needs rows of its own, as
-    in cross-validation. If the method gives all clients one model, that predicts; otherwise the mean of the
-    probabilities of all clients' models does, and `predict(X, groups=…)` asks the model of each row's owner.
-
-    Example:
-        >>> from sklearn.datasets import load_iris
-        >>> X, y = load_iris(return_X_y=True)
-        >>> model = FederatedClassifier(iterations=20, models="mlp").fit(X, y, groups=np.arange(150) % 3)
-        >>> model.predict_proba(X[:2]).shape
-        (2, 3)
-
-    Args:
-        method: a horizontal method: its name or page.
-        iterations: local steps or epochs, as the method counts them: see `fedloom.run`.
-        clients: number of clients, to which rows are assigned at random if `fit` gets no groups.
-        models: the network of the clients, as in `fedloom.run`; None for a small multilayer perceptron.
-        params: settings of the method, such as {"lr": 0.01}.
-        settings: further settings of the run, such as {"aggregate": {"rule": "median"}}.
-        random_state: seed of all draws.
-
-    Attributes:
-        classes_: (K,) the labels.
-        models_: the trained networks, one for all or one for each client, for standardized rows.
-        owners_: the groups, in the order of the clients; None if `fit` got no groups.
-        summary_: the content of the run's `result.json`; its accuracies are on the training rows.
-    """
+class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What both estimators have in common: the parameters, standardized rows, and the run that trains."""
 
     def __init__(
         self,
@@ -69,6 +42,84 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.settings = settings
         self.random_state = random_state
 
+    def _prepare(self, X: np.ndarray, groups: Any) -> None:
+        """Fit the standardization, and remember the owners."""
+        self.mean_, spread = X.mean(axis=0), X.std(axis=0)
+        self.scale_ = np.where(spread > 0, spread, 1.0)
+        self.owners_, self.models_, self.summary_ = None, [], {}
+        if groups is not None:
+            groups = column_or_1d(groups)
+            check_consistent_length(X, groups)
+            self.owners_ = np.unique(groups)
+
+    def _train(self, X: np.ndarray, y: np.ndarray, groups: Any, **task: Any) -> None:
+        """Run the federation on standardized rows, all of which train."""
+        owners: dict[str, Any] = {"clients": min(self.clients, len(X)), "partition": "iid"}
+        if self.owners_ is not None:
+            owners = {"group": np.searchsorted(self.owners_, column_or_1d(groups))}
+        rows = self._standardized(X), y
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        settings: dict[str, Any] = {"evaluate": {"points": 1}, **task, **owners, **(self.settings or {})}
+        settings |= {"iterations": self.iterations, "seed": seed, "params": dict(self.params or {})}
+        try:
+            result = run(self.method, data=rows, test=rows, models=self.models or "mlp", **settings)
+            self.models_ = [result.model] if result.model is not None else result.models
+        except FedloomError as error:
+            raise ValueError(str(error)) from error
+        self.summary_ = result.summary
+
+    def _outputs(self, X: np.ndarray, groups: Any, read: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+        """Outputs (n, k): of the one model, of the model of each row's owner, or the mean over all models."""
+        x = torch.from_numpy(self._standardized(X))
+        if groups is None or len(self.models_) == 1:
+            return np.asarray(np.mean([_asked(model, x, read) for model in self.models_], axis=0))
+        groups = column_or_1d(groups)
+        check_consistent_length(X, groups)
+        if self.owners_ is None or not np.isin(groups, self.owners_).all():
+            raise ValueError("groups names an owner that took no part in training; leave groups out to ask all models")
+        numbers = np.searchsorted(self.owners_, groups)
+        every = np.stack([_asked(model, x, read) for model in self.models_])
+        return np.asarray(every[numbers, np.arange(len(x))])
+
+    def _standardized(self, X: np.ndarray) -> np.ndarray:
+        return np.asarray((X - self.mean_) / self.scale_, dtype=np.float32)
+
+
+def _asked(model: nn.Module, x: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(read(model(x)).double().numpy())
+
+
+class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
+    """A classifier trained by a federation whose clients are the `groups` of the rows.
+
+    The rows are standardized by their mean and standard deviation. Every row trains: `score` needs rows of its own, as
+    in cross-validation. If the method gives all clients one model, that predicts; otherwise the mean of the
+    probabilities of all clients' models does, and `predict(X, groups=…)` asks the model of each row's owner.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = FederatedClassifier(iterations=20).fit(X, y, groups=np.arange(150) % 3)
+        >>> model.predict_proba(X[:2]).shape
+        (2, 3)
+
+    Args:
+        method: a horizontal method: its name or page.
+        iterations: local steps or epochs, as the method counts them: see `fedloom.run`.
+        clients: number of clients, to which rows are assigned at random if `fit` gets no groups.
+        models: the network of the clients, as in `fedloom.run`; None for a small multilayer perceptron.
+        params: settings of the method, such as {"lr": 0.01}.
+        settings: further settings of the run, such as {"aggregate": {"rule": "median"}}.
+        random_state: seed of all draws.
+
+    Attributes:
+        classes_: (K,) the labels.
+        models_: the trained networks, one for all or one for each client, for standardized rows.
+        owners_: the groups, in the order of the clients; None if `fit` got no groups.
+        summary_: the content of the run's `result.json`; its accuracies are on the training rows.
+    """
+
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on rows X (n, d) with labels y (n,), whose owners are `groups` (n,).
 
@@ -78,27 +129,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        self.mean_, spread = X.mean(axis=0), X.std(axis=0)
-        self.scale_ = np.where(spread > 0, spread, 1.0)
-        self.owners_, self.models_, self.summary_ = None, [], {}
-        owners: dict[str, Any] = {"clients": min(self.clients, len(X)), "partition": "iid"}
-        if groups is not None:
-            groups = column_or_1d(groups)
-            check_consistent_length(X, groups)
-            self.owners_, numbers = np.unique(groups, return_inverse=True)
-            owners = {"group": numbers}
-        if len(self.classes_) == 1:  # nothing to learn
-            return self
-        rows = self._standardized(X), codes
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        settings: dict[str, Any] = {"evaluate": {"points": 1}, **owners, **(self.settings or {})}
-        settings |= {"iterations": self.iterations, "seed": seed, "params": dict(self.params or {})}
-        try:
-            result = run(self.method, data=rows, test=rows, task="classes", models=self.models or "mlp", **settings)
-            self.models_ = [result.model] if result.model is not None else result.models
-        except FedloomError as error:
-            raise ValueError(str(error)) from error
-        self.summary_ = result.summary
+        self._prepare(X, groups)
+        if len(self.classes_) > 1:  # else there is nothing to learn
+            self._train(X, codes, groups, task="classes")
         return self
 
     def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
@@ -111,27 +144,49 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, dtype=np.float64, reset=False)
         if not self.models_:
             return np.ones((len(X), 1))
-        x = torch.from_numpy(self._standardized(X))
-        if groups is None or len(self.models_) == 1:
-            return np.asarray(np.mean([_probabilities(model, x) for model in self.models_], axis=0))
-        groups = column_or_1d(groups)
-        check_consistent_length(X, groups)
-        if self.owners_ is None or not np.isin(groups, self.owners_).all():
-            raise ValueError("groups names an owner that took no part in training; leave groups out to ask all models")
-        found = np.empty((len(X), len(self.classes_)))
-        for number in np.unique(where := np.searchsorted(self.owners_, groups)):
-            found[where == number] = _probabilities(self.models_[number], x[where == number])
-        return found
+        return self._outputs(X, groups, lambda logits: torch.softmax(logits, -1))
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
         """The most probable class (n,) of each row; `groups` as in `predict_proba`."""
         best = self.predict_proba(X, groups).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    def _standardized(self, X: np.ndarray) -> np.ndarray:
-        return np.asarray((X - self.mean_) / self.scale_, dtype=np.float32)
 
+class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
+    """A model of numbers trained by a federation whose clients are the `groups` of the rows.
 
-def _probabilities(model: nn.Module, x: torch.Tensor) -> np.ndarray:
-    with torch.no_grad():
-        return torch.softmax(model(x), -1).double().numpy()
+    Rows and numbers are standardized by their mean and standard deviation. Parameters and attributes are those of
+    `FederatedClassifier`, without `classes_`.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = FederatedRegressor(iterations=20, models="linear").fit(X, y, groups=np.arange(len(y)) % 3)
+        >>> model.predict(X[:2]).shape
+        (2,)
+    """
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Train on rows X (n, d) with numbers y (n,), whose owners are `groups` (n,).
+
+        Raises:
+            ValueError: the rows, or a setting, are invalid.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        self._prepare(X, groups)
+        self.level_, self.spread_ = float(y.mean()), float(y.std()) or 1.0
+        if y.std() > 0:  # else there is nothing to learn
+            self._train(X, (y - self.level_) / self.spread_, groups, task="number", label_scale=(0.0, 1.0))
+        return self
+
+    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+        """The numbers (n,) of the rows; with `groups`, by the model of each row's owner.
+
+        Raises:
+            ValueError: an owner took no part in training, or the rows are invalid.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        if not self.models_:
+            return np.full(len(X), self.level_)
+        return self.level_ + self.spread_ * self._outputs(X, groups, lambda out: out[:, :1])[:, 0]

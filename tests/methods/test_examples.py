@@ -85,3 +85,13 @@ def test_scaffold_is_that_written_by_hand(batched: bool) -> None:
     weights, control = scaffold_by_hand(toy, 4, 0.05, 3)
     assert close(toy.server.weights, weights) and close(toy.server.control, control, 1e-5)
     assert max(float(c.abs().max()) for c in control.values()) > 1e-2  # the correction is not idle
+
+
+def test_a_flower_client_learns_as_a_party_and_gives_the_same_bits_on_both_engines() -> None:
+    import fedloom
+
+    page = str(EXAMPLES / "flower_client.py")
+    small: dict[str, Any] = {"clients": 3, "models": "mlp", "rounds": 4, "params": {"epochs": 2}}
+    results = [fedloom.run(page, engine=name, evaluate={"points": 1}, **small) for name in ("local", "isolated")]
+    assert results[0].summary["state_sha256"] == results[1].summary["state_sha256"]
+    assert results[0].accuracy > 0.3 and results[0].summary["warnings"] == []
