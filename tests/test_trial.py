@@ -265,6 +265,26 @@ def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_
     assert len(found[0]) == (2 if method.endswith("mix") else 1)
 
 
+def test_numbers_are_tried_with_errors_in_their_unit() -> None:
+    """Four owners of 60 rows and 20 columns: one model of all has less error. In another unit gains are the same."""
+    rng = np.random.default_rng(0)
+    x, owner = rng.normal(size=(240, 20)), np.arange(240) % 4
+    y = 100 + 20 * (x @ rng.normal(size=20) + rng.normal(size=240))
+    columns: dict[str, Any] = {f"c{j}": x[:, j] for j in range(20)} | {"site": [f"s{i}" for i in owner]}
+    words: dict[str, Any] = {"label": "price", "group": "site", "repeats": 2, "methods": ["fedglm"]}
+    trial = fedloom.trial({**columns, "price": y}, alone=["logistic"], **words)
+    assert trial.metric == "rmse" and {card.decision for card in trial.owners.values()} == {"join"}
+    card = trial.owners["s0"]
+    assert card.alone is not None and card.federated is not None and -45 < card.alone < card.federated < -19
+    assert "Join with fedglm: RMSE lower by +" in str(trial) and card.partners is not None
+    cents = fedloom.trial({**columns, "price": 100 * y}, alone=["logistic"], **words)
+    assert cents.owners["s0"].gain == pytest.approx(card.gain, rel=0.02)
+    with pytest.raises(ConfigError, match="metric must be one of rmse, mae, r2 for this label, not 'auc'"):
+        fedloom.trial({**columns, "price": y}, metric="auc", **words)
+    with pytest.raises(ConfigError, match="fedal cannot be tried"):
+        fedloom.trial({**columns, "price": y}, **{**words, "methods": ["fedal"]})
+
+
 def test_what_cannot_be_tried_has_a_reason() -> None:
     reasons = infeasible(2)
     assert "public rows" in reasons["fedal"] and "different columns" in reasons["split"]

@@ -68,7 +68,8 @@ def trial(
     metric: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="auc, accuracy, 'balanced accuracy', 'log loss' or brier. Default: by classes."
+            metavar="NAME",
+            help="auc, accuracy, 'balanced accuracy', 'log loss', brier, rmse, mae or r2. Default: by the label.",
         ),
     ] = None,
     worth: Annotated[float, typer.Option(help="The smallest gain that is worth federating for.")] = 0.01,
@@ -174,14 +175,14 @@ def trial(
 
 
 def _show(result: "TrialResult") -> None:
-    from fedloom.experiment.trial import next_step, score_name, sentence, signed
+    from fedloom.experiment.trial import next_step, score_name, sentence, shown_gain, shown_score
 
     first, scores_of = ("", ("alone", "joint")) if result.by_columns else ("owner", ("alone", "federated", "pooled"))
     table = plain_table(first, "decision", "next", numbers=("rows", *scores_of))
     for name, card in result.owners.items():
         text = sentence(card, result.metric)
         values = (card.alone, card.federated, card.pooled)[: len(scores_of)]
-        scores = (f"{value:.3f}" if value is not None else "–" for value in values)
+        scores = (shown_score(value, result.metric) for value in values)
         decision = f"[{COLORS[card.decision]}]{escape(text)}[/]"
         table.add_row(escape(name), decision, next_step(card, by_columns=result.by_columns), f"{card.rows:,}", *scores)
     for note in result.notes:
@@ -190,7 +191,7 @@ def _show(result: "TrialResult") -> None:
     gain = result.overall["gain"]
     out.print(
         f"{'all people' if result.by_columns else 'mean over owners'}: "
-        f"{score_name(result.metric)} {'–' if gain is None else signed(gain)}, {result.split}; "
+        f"{score_name(result.metric)} {'–' if gain is None else shown_gain(gain, result.metric)}, {result.split}; "
         f"alone: {escape(result.alone)}"
     )
     if result.by_columns:

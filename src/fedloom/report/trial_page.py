@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from fedloom._version import __version__
-from fedloom.experiment.trial import OwnerCard, TrialResult, next_step, score_name, sentence, signed
+from fedloom.experiment.trial import (
+    OwnerCard,
+    TrialResult,
+    next_step,
+    score_name,
+    sentence,
+    shown_gain,
+    shown_score,
+    signed,
+)
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
 
@@ -38,7 +47,7 @@ def page(result: TrialResult, name: str) -> Page:
         Tile("undecided", str(len(open_)), _some(open_)),
         Tile(
             f"{metric}, {'gain' if result.by_columns else 'mean gain'}",
-            "–" if gain is None else signed(gain),
+            "–" if gain is None else shown_gain(gain, result.metric),
             "all people" if result.by_columns else "over owners",
         ),
     ]
@@ -96,12 +105,12 @@ def _partners(result: TrialResult) -> list[PageSection]:
     rows = []
     for i, name in enumerate(names):
         one = found[name]
-        own = one.scores[i]
-        helps = [other for other, value in zip(names, one.help, strict=False) if value > 0 and other != name]
+        found_help = zip(names, one.help, strict=False)
+        helps = [other for other, value in found_help if value > 0 and other != name]
         advice = f"{', '.join(one.advised)} ({signed(one.gain)})" if one.gain is not None else "–"
         rows.append(
             cells(
-                name, *(PageCell(_against(score, own, diagonal=j == i)) for j, score in enumerate(one.scores)),
+                name, *(PageCell(_of_partner(one.scores, j, i, result.metric)) for j in range(len(names))),
                 PageCell(_some(helps) or "–"), PageCell(advice),
             )
         )  # fmt: skip
@@ -115,11 +124,12 @@ def _partners(result: TrialResult) -> list[PageSection]:
     return [PageSection("Partners", text=[], tables=[PageTable(caption, head, rows, words=1)])]
 
 
-def _against(score: float | None, own: float | None, *, diagonal: bool) -> str:
-    """A score itself on the diagonal, else its difference from the owner's own."""
+def _of_partner(scores: Sequence[float | None], j: int, me: int, metric: str) -> str:
+    """The score of owner `me` by its own model, or how much more owner j's model has."""
+    score, own = scores[j], scores[me]
     if score is None or own is None:
         return "–"
-    return f"{score:.3f}" if diagonal else signed(score - own)
+    return shown_score(own, metric) if j == me else f"{score - own:+.3f}".replace("-", "−")
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:
@@ -131,7 +141,7 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     rows = []
     for name, card in result.owners.items():
         values = (card.alone, card.federated, card.pooled)[: 2 if result.by_columns else 3]
-        scores = [f"{v:.3f}" if v is not None else "–" for v in values]
+        scores = [shown_score(value, result.metric) for value in values]
         rows.append(
             cells(
                 PageCell(name),
@@ -153,7 +163,7 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             "of all owners."
         )
     plot = Figure(
-        f"Gain in {metric}: federated minus alone",
+        f"Gain in {metric}: {'joint' if result.by_columns else 'federated'} minus alone",
         _forest_plot(result),
         caption="The gain by an owner's own rows and its 95 % interval. Dashed: the smallest gain that is worth "
         f"federating for, {result.worth:g}.",
@@ -174,7 +184,7 @@ def _forest_plot(result: TrialResult) -> Markup:
         return Markup('<svg role="img" aria-label="no interval" viewBox="0 0 520 20"></svg>')
     low = max(-1.0, min(0.0, *(c.low or 0.0 for c in known)))
     high = min(1.0, max(result.worth * 1.5, *(c.high or 0.0 for c in known)))
-    pad, left, width, step = 0.04 * (high - low), 150, 350, 26
+    pad, left, width, step = 0.04 * (high - low), 132, 233, 26
     low, high = low - pad, high + pad
     height = step * len(result.owners) + 40
 
@@ -194,7 +204,7 @@ def _forest_plot(result: TrialResult) -> Markup:
         )
     for place, (name, card) in enumerate(result.owners.items()):
         y, color = 20 + step * place, COLORS[card.decision]
-        shown = escape(fmt.shortened(name, 20))
+        shown = escape(fmt.shortened(name, 15))
         parts.append(
             f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">{shown}</text>'
         )
@@ -204,8 +214,8 @@ def _forest_plot(result: TrialResult) -> Markup:
                 f'stroke-width:3"><title>{escape(sentence(card, result.metric))}</title></line>'
             )
             parts.append(f'<circle cx="{x(card.gain):.1f}" cy="{y}" r="5" style="fill:{color}"/>')
-    fits = "min-width:0;max-width:38rem;margin-left:0"  # a phone shows all of it, without scrolling
-    head = f'<svg role="img" aria-label="gain and interval of each owner" viewBox="0 0 520 {height}" style="{fits}">'
+    fits = "min-width:0;max-width:30rem;margin-left:0"  # a phone shows all of it, without scrolling
+    head = f'<svg role="img" aria-label="gain and interval of each owner" viewBox="0 0 380 {height}" style="{fits}">'
     return Markup(head + "".join(parts) + "</svg>")
 
 
@@ -242,9 +252,11 @@ def _methods(result: TrialResult) -> PageSection:
     reasons = [cells(name, reason) for name, reason in result.infeasible.items()]
     reasons += [cells(name, "feasible; add it with --method") for name in result.not_tried]
     left_out = PageTable("Methods that were left out", ("method", "reason"), reasons, words=2, prose=True)
-    tried = f"Candidates for federating: {'; '.join(result.tried)}."
+    tried = f"Candidates for {'joint' if result.by_columns else 'federating'}: {'; '.join(result.tried)}."
     recipe = "; ".join(f"{name} = {value}" for name, value in result.recipe.items() if name != "data")
     best = f"Recipes: federated, {recipe}; alone, {result.alone}."
+    if result.by_columns:
+        best = f"Alone: {result.alone}."
     return PageSection(
         "Methods",
         text=[best, tried],

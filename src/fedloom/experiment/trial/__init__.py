@@ -26,6 +26,8 @@ from fedloom.experiment.trial.result import (
     next_step,
     score_name,
     sentence,
+    shown_gain,
+    shown_score,
     signed,
 )
 from fedloom.experiment.trial.run import run_trial
@@ -42,6 +44,8 @@ __all__ = [
     "run_trial",
     "score_name",
     "sentence",
+    "shown_gain",
+    "shown_score",
     "signed",
     "trial",
     "trial_columns",
@@ -73,7 +77,7 @@ def trial(
             and group. Or arrays (X, y) with group, a `Dataset` with groups, or a list with arrays, a frame or a torch
             Dataset for each owner. Or a list of CSV files of the same people with other columns, the first with the
             label, and id: whether the label is told better by all columns.
-        label: the column of classes.
+        label: the column of classes, or of numbers to predict.
         group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
         id: the column that names each row, such as a patient; rows of one id are never split.
         drop, keep, missing, task, missing_words, decimal: see `fedloom.data.own.read_data`.

@@ -19,11 +19,12 @@ from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method
 from fedloom.core.party import Party
+from fedloom.core.task import Number, TaskKind
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.engines import Engine
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 from fedloom.experiment.config.run import DEFAULT_ITERATIONS
-from fedloom.experiment.plan.assignment import rows_of
+from fedloom.experiment.plan.assignment import rows_of, target_of, training_labels
 from fedloom.experiment.plan.networks import assign_groups
 from fedloom.experiment.plan.settings.horizontal import raw_columns
 from fedloom.models.black_boxes import BLACK_BOXES, make
@@ -74,10 +75,12 @@ class Candidate:
         return f"{self.label}{f', {self.model}' if self.model else ''}{rate}"
 
 
-def obstacle(method: Method, owners: int) -> str:
+def obstacle(method: Method, owners: int, task: TaskKind = "classes") -> str:
     """Why a trial cannot run a method; "" if it can."""
     if method.setting == "vertical":
         return "needs owners with different columns of the same rows, not different rows"
+    if task not in method.tasks:
+        return f"predicts classes only{f', as {method.only_classes}' if method.only_classes else ''}"
     for need in method.needs:
         if need not in FEASIBLE:
             meaning = NEEDS[need][1]
@@ -85,20 +88,20 @@ def obstacle(method: Method, owners: int) -> str:
     return f"needs at least {method.min_clients} owners" if method.min_clients > owners else ""
 
 
-def infeasible(owners: int) -> dict[str, str]:
+def infeasible(owners: int, task: TaskKind = "classes") -> dict[str, str]:
     """The methods that a trial cannot run, with the reason."""
-    found = {name: obstacle(method, owners) for name, method in methods.registry().items()}
+    found = {name: obstacle(method, owners, task) for name, method in methods.registry().items()}
     return {name: reason for name, reason in found.items() if reason}
 
 
-def default_methods(owners: int, kind: Kind) -> tuple[list[str], list[str]]:
+def default_methods(owners: int, kind: Kind, task: TaskKind = "classes") -> tuple[list[str], list[str]]:
     """The methods that a trial tries by default, in the order of their rank: on tables those of raw rows, which train
     in seconds. And those that are too slow with so many owners."""
     of_tables = kind == "table"
     ranked = [one for one in methods.registry().values() if one.trial_rank and ("raw rows" in one.needs) == of_tables]
     ranked.sort(key=lambda one: one.trial_rank)
     slow = [one.name for one in ranked if one.quadratic and owners > MANY]
-    return [one.name for one in ranked if one.name not in slow and not obstacle(one, owners)], slow
+    return [one.name for one in ranked if one.name not in slow and not obstacle(one, owners, task)], slow
 
 
 def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[float], rows: int) -> list[Candidate]:
@@ -128,7 +131,8 @@ class Outputs:
     """What a candidate predicts.
 
     Attributes:
-        probabilities: by (rounds, evaluation mode), of each owner's rows (n_i, K); nan where training diverged.
+        probabilities: by (rounds, evaluation mode), of each owner's rows (n_i, K), or numbers (n_i, 1) in their unit;
+            nan where training diverged.
         ledger: all messages; None for a black box.
     """
 
@@ -164,6 +168,8 @@ def train(
         found = [_black_box(candidate.method, data, *parts, seed) for parts in zip(fitted, judged, strict=True)]
         yield Outputs({(0, ""): [part for parts in found for part in parts]}, None)
         return
+    if not data.classes:
+        data = data.with_target(np.concatenate(fitted))
     method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
     if method.pooled and not messages:
@@ -173,7 +179,7 @@ def train(
     if "raw rows" in method.needs:
         points = (_rounds(cfg),)
     modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
-    pools = [[rows_of(data.x, data, part, "cpu", data.y) for part in sets] for sets in judged]
+    pools = [[rows_of(data.x, data, part, "cpu", training_labels(data)) for part in sets] for sets in judged]
     for t in range(max(points)):
         fed.round = t
         for _ in method.round(fed, server, tuple(range(len(parties))), cfg, t):
@@ -267,7 +273,7 @@ def _at_once(
     found: dict[tuple[int, str], list[np.ndarray]] = {}
     contexts = _contexts(data, fitted, seed)  # what a party computes from its own rows is kept by its context
     for mode, own in parts.items():
-        setting = cfg if own is None else cfg.model_copy(update={"own": own})
+        setting = cfg if own is None else cfg.model_copy(update={"own_weight": own})
         parties = [method.client(setting, context) for context in contexts]
         for party in parties:
             for name in party.EXPORT:
@@ -275,17 +281,25 @@ def _at_once(
         found[rounds, mode] = [
             part
             for party, sets in zip(parties, judged, strict=True)
-            for part in _probabilities(party, [rows_of(data.x, data, rows, "cpu", data.y) for rows in sets], "", {})
+            for part in _probabilities(
+                party, [rows_of(data.x, data, rows, "cpu", training_labels(data)) for rows in sets], "", {}
+            )
         ]
     return Outputs(found, None)
 
 
 def _contexts(data: Dataset, fitted: Sequence[np.ndarray], seed: int) -> list[ClientContext]:
     """The contexts of parties that read raw rows."""
-    shared: dict[str, Any] = {"seed": seed, "parties": len(fitted), "classes": len(data.classes), **raw_columns(data)}
+    shared: dict[str, Any] = {
+        "seed": seed, "parties": len(fitted), "classes": len(data.classes), "target": target_of(data),
+        **raw_columns(data),
+    }  # fmt: skip
     return [
         ClientContext(
-            id=i, data=rows_of(data.x, data, rows, "cpu", data.y), neighbours=graphs.Others(len(fitted), i), **shared
+            id=i,
+            data=rows_of(data.x, data, rows, "cpu", training_labels(data)),
+            neighbours=graphs.Others(len(fitted), i),
+            **shared,
         )
         for i, rows in enumerate(fitted)
     ]
@@ -300,13 +314,19 @@ def _federation(
     seed: int,
     start: Callable[..., Engine],
 ) -> tuple[list[Party[Any]], Party[Any] | None, Federation]:
-    count, classes = len(fitted), len(data.classes)
-    build = partial(models.build, model, data.input_shape, classes, seed=seed) if model else None
+    count, classes, target = len(fitted), len(data.classes), target_of(data)
+    width = classes if target is None else target.width
+    build = partial(models.build, model, data.input_shape, width, seed=seed) if model else None
     columns = {} if model else raw_columns(data)
-    server_context = ClientContext(id=0, seed=seed, parties=count, classes=classes, network=build, **columns)
+    server_context = ClientContext(
+        id=0, seed=seed, parties=count, classes=classes, target=target, network=build, **columns
+    )
     contexts = [
         replace(
-            server_context, id=i, neighbours=graphs.Others(count, i), data=rows_of(data.x, data, rows, "cpu", data.y)
+            server_context,
+            id=i,
+            neighbours=graphs.Others(count, i),
+            data=rows_of(data.x, data, rows, "cpu", training_labels(data)),
         )
         for i, rows in enumerate(fitted)
     ]
@@ -328,11 +348,20 @@ def _probabilities(
     with party.scratch():
         party.prepare(eval_mode=mode, broadcast=broadcast)
         for rows in sets:
-            logits = party.infer(rows.every) if len(rows) else torch.zeros(0, party.context.classes)
-            yield torch.softmax(logits, -1).double().cpu().numpy()
+            task = party.context.task
+            outputs = party.infer(rows.every) if len(rows) else torch.zeros(0, task.width)
+            if isinstance(task, Number):
+                yield task.in_unit(task.predicted(outputs).double().cpu().numpy())[:, None]
+            else:
+                yield torch.softmax(outputs, -1).double().cpu().numpy()
 
 
 def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    if not data.classes:
+        regressor, flat = make(name, data.input_shape, 0, seed, number=True), data.x.reshape(len(data.x), -1)
+        regressor.fit(flat[fitted], data.y[fitted])
+        empty = np.zeros(0)
+        return [np.asarray(regressor.predict(flat[rows]) if len(rows) else empty)[:, None] for rows in sets]
     classes = len(data.classes)
     if len(seen := np.unique(data.y[fitted])) == 1:  # nothing to learn, and some models refuse one class
         return [np.tile(np.eye(classes)[seen[0]], (len(rows), 1)) for rows in sets]

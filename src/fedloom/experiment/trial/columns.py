@@ -69,6 +69,11 @@ def trial_columns(
     read = replace(options, id=None, group=None)
     data = {name: encoded(*interpret(columns, read, files[0].stem)) for name, columns in sets.items()}
     y, classes = data[ALONE].y, len(data[ALONE].classes)
+    if not classes:
+        raise DataError(
+            f"{options.label!r} is a number to predict, which a trial of columns does not measure yet: divide it into "
+            "classes."
+        )
     if min(len(y), *(len(each.y) for each in data.values())) < FEWEST_ROWS:
         raise DataError(f"A trial needs at least {FEWEST_ROWS} people with a label, but {files[0]} has {len(y)}.")
     labeled = np.array([bool(text) for text in own[str(options.label)].text])
@@ -205,7 +210,7 @@ def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
     common = "; ".join(f"{partner} has {int(present.sum()):,} of them" for partner, present in has.items())
     return [
         f"{name} has {people:,} people with a label; {common}.",
-        "Joint is what all columns in one place tell: federating can reach it, and no method of columns is measured "
+        "Joint is what all columns in one place tell, which federating could reach; no method of columns is measured "
         "here. fedloom methods lists those of the vertical setting.",
     ]
 

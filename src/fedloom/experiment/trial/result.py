@@ -10,8 +10,8 @@ from fedloom.experiment.trial.decide import Decision
 from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
-MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier"]
-METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier")
+MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2"]
+METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2")
 DECISIONS: tuple[Decision, ...] = ("join", "alone", "same", "undecided", "too few")
 HEADS: Final[Mapping[Decision, str]] = {
     "join": "Join",
@@ -21,6 +21,8 @@ HEADS: Final[Mapping[Decision, str]] = {
     "too few": "Too few rows",
 }
 """The decisions in words."""
+NEARLY = 1.2
+"""More rows by a smaller factor are not told as a number."""
 SHOWN = 5
 """Owners in the short form of a result."""
 FORMAT = "fedloom-trial/2"
@@ -40,7 +42,7 @@ class TrialConfig:
         alone: black boxes that train alone, beside the networks; their mean is a candidate, too. None for `logistic`,
             `forest` and `boosting` on tables, `forest` on images.
         points: numbers of rounds to choose from.
-        metric: the score; None for AUC with two classes, otherwise balanced accuracy.
+        metric: the score; None for AUC with two classes, balanced accuracy with more, RMSE of numbers.
         worth: the smallest gain that is worth federating for, above 0.
         seed: of folds, initial weights and batches.
     """
@@ -82,7 +84,8 @@ class OwnerCard:
         by: "own" if the owner's own rows decided, "all" if all owners together; "" if nothing is decided.
         method: the recipe for federating, with its evaluation mode.
         rows: labeled rows; `fewest`, those, or units, of the rarest class.
-        gain, low, high: federated minus alone by the owner's own rows, and the 95 % interval; None if it is not known.
+        gain, low, high: federated minus alone by the owner's own rows, for RMSE and MAE the share by which the error
+            falls, and the 95 % interval; None if it is not known.
         alone, federated, pooled: scores of rows by models that did not see them; losses are negated.
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth), P(|gain| < worth), given the rows of all owners.
         leaning: for an undecided owner, the decision that is probable; "" if none is.
@@ -194,7 +197,7 @@ class TrialResult:
                 name,
                 HEADS[c.decision],
                 f"{c.rows:,}",
-                *("–" if v is None else signed(v) for v in (c.gain, c.low, c.high)),
+                *("–" if v is None else shown_gain(v, self.metric) for v in (c.gain, c.low, c.high)),
             ]
             for name, c in self.owners.items()
         ]
@@ -216,7 +219,20 @@ def signed(value: float) -> str:
 
 def score_name(metric: str) -> str:
     """The score in words."""
-    return {"auc": "AUC", "log loss": "negative log loss", "brier": "negative Brier score"}.get(metric, metric)
+    names = {"auc": "AUC", "log loss": "negative log loss", "brier": "negative Brier score", "rmse": "RMSE"}
+    return {**names, "mae": "MAE", "r2": "R²"}.get(metric, metric)
+
+
+def shown_score(value: float | None, metric: str) -> str:
+    """A score in a table: an error of numbers in their unit."""
+    if value is None:
+        return "–"
+    return f"{-value:,.4g}" if metric in ("rmse", "mae") else f"{value:.3f}".replace("-", "−")
+
+
+def shown_gain(value: float, metric: str) -> str:
+    """A gain, such as "+0.012"; for errors of numbers in percent of the error alone."""
+    return f"{100 * value:+.1f} %".replace("-", "−") if metric in ("rmse", "mae") else signed(value)
 
 
 def probability(value: float) -> str:
@@ -231,8 +247,13 @@ def sentence(card: OwnerCard, metric: str) -> str:
         others["same"] = ", and for others it makes no difference"
         told = f"{others[card.leaning]}: P(gain) {probability(card.p_gain)}" if card.leaning and card.p_gain else ""
         return f"Too few rows: {card.fewest} of the rarest class; from 3 on something can be said{told}"
-    interval = "" if card.low is None or card.high is None else f" (95 % {signed(card.low)} to {signed(card.high)})"
-    gain = f"{score_name(metric)} {signed(card.gain)}{interval}"
+    interval = (
+        ""
+        if card.low is None or card.high is None
+        else (f" (95 % {shown_gain(card.low, metric)} to {shown_gain(card.high, metric)})")
+    )
+    lower = " lower by" if metric in ("rmse", "mae") else ""
+    gain = f"{score_name(metric)}{lower} {shown_gain(card.gain, metric)}{interval}"
     assert card.p_worth is not None and card.p_same is not None
     if card.decision == "join":
         return f"Join with {card.method}: {gain}, P(gain) {probability(card.p_gain)}{_by(card)}"
@@ -262,4 +283,7 @@ def next_step(card: OwnerCard, *, by_columns: bool = False) -> str:
         return "Do what is simpler; others may still gain from your rows."
     if card.decision == "too few" or card.more_rows is None:
         return "Collect more rows of each class, and try again."
-    return f"About {card.more_rows:,} rows of yours would decide; there are {card.rows:,}."
+    if card.more_rows < NEARLY * card.rows:
+        return "These rows nearly decide: collect some more, and try again."
+    digits = 10 ** max(0, len(str(card.more_rows)) - 2)
+    return f"About {-(-card.more_rows // digits) * digits:,} rows of yours would decide; there are {card.rows:,}."

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError, DataError, MethodError
+from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.ledger import Ledger
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.data.encoder import undo
@@ -31,7 +31,7 @@ from fedloom.experiment.trial.candidates import (
     obstacle,
 )
 from fedloom.experiment.trial.choice import WEIGHTS, best, choose, personal
-from fedloom.experiment.trial.contributions import contributions
+from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
@@ -70,7 +70,9 @@ class Predictions:
 
     Attributes:
         candidates: in the order in which they are tried.
-        probabilities: for each recipe and repeat, (n, K) of all rows, by models that did not see the row.
+        guess: of a model that diverged: 1 / K, or the mean number.
+        probabilities: for each recipe and repeat, (n, K) of all rows, by models that did not see the row; or numbers
+            (n, 1).
         ledgers: the messages of one training, by recipe.
         dropped: numbers of the candidates that cannot be trained.
         elsewhere: for each black box, (N, n, K) of all rows by the models that each owner trains in the first repeat.
@@ -78,6 +80,7 @@ class Predictions:
     """
 
     candidates: list[Candidate]
+    guess: float
     probabilities: dict[Recipe, list[np.ndarray]] = field(default_factory=dict)
     ledgers: dict[Recipe, Ledger] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
@@ -85,11 +88,11 @@ class Predictions:
     weights: dict[Recipe, np.ndarray] = field(default_factory=dict)
 
     def add(self, recipe: Recipe, repeat: int, rows: np.ndarray, found: np.ndarray, total: int) -> None:
-        """Set the probabilities of these rows; uniform where training diverged."""
+        """Set the predictions of these rows; a guess where training diverged."""
         of_repeats = self.probabilities.setdefault(recipe, [])
         if len(of_repeats) == repeat:
-            of_repeats.append(np.full((total, found.shape[1]), 1 / found.shape[1]))
-        of_repeats[repeat][rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, 1 / found.shape[1])
+            of_repeats.append(np.full((total, found.shape[1]), self.guess))
+        of_repeats[repeat][rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, self.guess)
 
     def failed(self, number: int) -> bool:
         """Whether the candidate was dropped."""
@@ -125,7 +128,7 @@ class Predictions:
             pairs = list(zip(self.probabilities[recipe], self.probabilities[replace(recipe, mode=OWN)], strict=True))
             self.probabilities[replace(recipe, mode="")] = [(joint + own) / 2 for joint, own in pairs]
             sums = [
-                np.bincount(place, losses(y[rows], (1 - w) * joint[rows] + w * own[rows]), shape[1] * shape[2])
+                np.bincount(place, losses(y[rows], told((1 - w) * joint[rows] + w * own[rows])), shape[1] * shape[2])
                 for w in WEIGHTS
                 for (joint, own), (rows, place) in zip(pairs, places, strict=True)
             ]
@@ -177,25 +180,26 @@ class TrialRun:
     def __init__(self, owners: Owners, config: TrialConfig, progress: Callable[[int, int, float], None]) -> None:
         self.owners, self.config, self.progress = owners, config, progress
         self.started, self.notes = perf_counter(), list(owners.notes)
-        self.infeasible = infeasible(len(owners.names))
-        data, K = owners.data, len(owners.data.classes)
-        if data.task == "number":
-            raise DataError(
-                f"{data.name!r} has a number to predict, which trial does not measure: compare methods with fedloom "
-                "run, or divide the number into classes."
-            )
-        self.metric = config.metric or ("auc" if K == 2 else "balanced accuracy")
-        self.weights = np.array([_precision(data.y[owners.rows(i)]) for i in range(len(owners.names))])
+        data, K, each = owners.data, len(owners.data.classes), [owners.rows(i) for i in range(len(owners.names))]
+        self.infeasible = infeasible(len(each), data.task)
+        self.metric = config.metric or ("rmse" if not K else "auc" if K == 2 else "balanced accuracy")
+        if (self.metric in NUMBER_SCORES) != (data.task == "number"):
+            able = ", ".join(NUMBER_SCORES if data.task == "number" else CLASS_SCORES)
+            raise ConfigError(f"metric must be one of {able} for this label, not {self.metric!r}")
+        self.weights = np.array([_precision(data.y[rows]) if K else float(len(rows)) for rows in each])
+        relative = self.metric in ("rmse", "mae")  # owners' errors count by the spread of their numbers
+        self.unit_of = np.array([max(float(data.y[rows].std()), 1e-12) if relative else 1.0 for rows in each])
+        guess = 1 / K if K else float(data.y.mean())
         networks = config.networks or (("cnn-small",) if data.kind == "image" else ("mlp", "linear"))
         typical = int(np.median(np.bincount(owners.owner)))
         tried = candidates(self._methods(), networks, config.rates, typical)
-        self.federated = Predictions(tried)
+        self.federated = Predictions(tried, guess)
         same = sorted({one.model for one in tried if one.model})
         self.raw = undo(data) if any("raw rows" in methods.named(one.method).needs for one in tried) else data
         solo = candidates([ALONE], same, config.rates, typical)
         boxes = BOXES[data.kind] if config.alone is None else config.alone
-        self.alone = Predictions([*(Candidate(name) for name in boxes), *solo])
-        self.lockstep = all(faster_in_lockstep(name, data.input_shape, K) for name in networks)
+        self.alone = Predictions([*(Candidate(name) for name in boxes), *solo], guess)
+        self.lockstep = all(faster_in_lockstep(name, data.input_shape, max(K, 1)) for name in networks)
         self.repeats = 1 if owners.order is not None else config.repeats or REPEATS
         self.splits: list[list[Fold]] = []  # of each repeat
         self.folds: list[np.ndarray] = []  # of each repeat, (n,)
@@ -205,14 +209,16 @@ class TrialRun:
     def _methods(self) -> Sequence[str]:
         count = len(self.owners.names)
         names, left = (
-            (self.config.methods, ()) if self.config.methods else default_methods(count, self.owners.data.kind)
+            (self.config.methods, ())
+            if self.config.methods
+            else default_methods(count, self.owners.data.kind, self.owners.data.task)
         )
         if left:
             self.notes.append(
                 f"{', '.join(left)}: left out, as too slow with more than {MANY} owners; --method tries it."
             )
         for name in names:
-            if why := obstacle(methods.named(name), count):
+            if why := obstacle(methods.named(name), count, self.owners.data.task):
                 raise ConfigError(f"{name} cannot be tried: it {why}")
         return names
 
@@ -285,8 +291,8 @@ class TrialRun:
         """Train a black box of each owner in the first repeat; it predicts the rows of all owners."""
         kind, names = self.alone, self.owners.names
         every = [[np.concatenate(fold.test)] * len(names) for fold in folds]
-        shape = (len(names), len(self.owners.owner), len(self.owners.data.classes))
-        kind.elsewhere[number] = np.full(shape, 1 / shape[2])
+        shape = (len(names), len(self.owners.owner), max(len(self.owners.data.classes), 1))
+        kind.elsewhere[number] = np.full(shape, kind.guess)
         trainings = [
             CandidateTraining(kind.candidates[number], rows, fold.train, [[part] for part in parts], (1,), fold.seed)
             for rows, fold, parts in zip(data, folds, every, strict=True)
@@ -299,14 +305,15 @@ class TrialRun:
 
     def _split(self, c: int) -> None:
         """Draw the folds of the c-th repeat, with the shares of classes in their training rows."""
-        classes = len(self.owners.data.classes)
+        classes = max(len(self.owners.data.classes), 1)
         numbers = draw_folds(self.owners, self.config.seed, c)
         seeds = [self.config.seed * 10_007 + 101 * c + k for k in range(numbers.max() + 1)]
         priors = np.ones((len(numbers), classes))
         folds = [split(self.owners, numbers, k, seed) for k, seed in enumerate(seeds)]
         for fold in folds:
             for train, test in zip(fold.train, fold.test, strict=True):
-                priors[test] = _priors(self.owners.data.y[train], classes)
+                if self.owners.data.classes:
+                    priors[test] = _priors(self.owners.data.y[train], classes)
         self.splits.append(folds)
         self.folds.append(numbers)
         self.priors.append(priors)
@@ -334,11 +341,12 @@ class TrialRun:
     # -- scores ----------------------------------------------------------------------------------------------------
 
     def _score(self, probabilities: np.ndarray, rows: np.ndarray, c: int) -> float:
-        """The score of these rows of one fold; nan if it is not defined."""
+        """The score of these rows of one fold and owner; nan if it is not defined."""
         if not len(rows):
             return math.nan
         labels, priors = self.owners.data.y[rows], self.priors[c][rows]
-        return contributions(self.metric, labels, probabilities[rows], np.zeros(len(rows)), priors)[0]
+        score = contributions(self.metric, labels, told(probabilities[rows]), np.zeros(len(rows)), priors)[0]
+        return float(score / self.unit_of[self.owners.owner[rows[0]]])
 
     def _choose(self, kind: Predictions) -> Choices:
         recipes = sorted(recipe for recipe in kind.probabilities if recipe.mode != OWN)
@@ -374,7 +382,7 @@ class TrialRun:
             rows = rows[self.folds[0][rows] >= 0]
             found.append(
                 evidence(
-                    self.metric, self.owners.data.y[rows], own[:, rows], shared[:, rows], folds[:, rows],
+                    self.metric, self.owners.data.y[rows], told(own[:, rows]), told(shared[:, rows]), folds[:, rows],
                     unit=None if unit is None else unit[rows], priors=priors[:, rows],
                 )
             )  # fmt: skip
@@ -390,7 +398,7 @@ class TrialRun:
             rows = self.owners.rows(i)
             rows = rows[self.folds[0][rows] >= 0]
             predicted, y = np.mean([box[:, rows] for box in boxes], axis=0), self.owners.data.y[rows]
-            of = (predicted, self.folds[0][rows], self.priors[0][rows])
+            of = (told(predicted), self.folds[0][rows], self.priors[0][rows])
             found.append(partners_of(i, names, self.metric, y, *of, self.config.worth))
         return found
 
@@ -423,7 +431,7 @@ class TrialRun:
             rows = self.owners.rows(i)
             rows = rows[self.folds[0][rows] >= 0]
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
-            scores.append(_plain(contributions(self.metric, y, mean[rows], self.folds[0][rows], priors)[0]))
+            scores.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
         return scores
 
     # -- the result ------------------------------------------------------------------------------------------------
@@ -498,7 +506,7 @@ def _settings(
     if candidate.params:
         found["params"] = {name: owners if value is None else value for name, value in candidate.params.items()}
     if recipe.mode in (JOINT, PERSONAL):
-        found.setdefault("params", {})["own"] = 0.0 if weights is None else weights.tolist()
+        found.setdefault("params", {})["own_weight"] = 0.0 if weights is None else weights.tolist()
     if candidate.model:
         found["models"] = {"pool": [candidate.model]}
     return found
@@ -507,6 +515,11 @@ def _settings(
 def _counts(kind: Predictions, choices: Choices) -> dict[str, int]:
     """How often each was chosen, in folds of all repeats."""
     return dict(Counter(kind.label(recipe) for of_repeat in choices.of_fold for recipe in of_repeat))
+
+
+def told(predicted: np.ndarray) -> np.ndarray:
+    """Probabilities (..., K) as they are; numbers (..., 1) as (...)."""
+    return predicted[..., 0] if predicted.shape[-1] == 1 else predicted
 
 
 def _precision(labels: np.ndarray) -> float:

@@ -66,7 +66,7 @@ class FedBoostConfig(steps.TreesConfig):
     them."""
     mix: int = Field(0, ge=0)
     """Trees of a model of the owner's own rows alone; it then predicts the mean of both probabilities, by
-    `own`."""
+    `own_weight`."""
 
     @property
     def iterations_per_round(self) -> int:

@@ -61,7 +61,7 @@ class FedForestConfig(steps.TreesConfig):
     columns: int | None = Field(None, ge=1)
     """The columns that a node may split; None for the square root of their number."""
     mix: int = Field(0, ge=0)
-    """Trees of a forest of the owner's own rows alone; it then predicts the mean of both probabilities, by `own`."""
+    """Trees of a forest of the owner's own rows alone; it then predicts both by `own_weight`."""
 
     @property
     def iterations_per_round(self) -> int:

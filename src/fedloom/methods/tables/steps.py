@@ -41,11 +41,13 @@ T = TypeVar("T")
 
 def own_weight(party: Party["TreesConfig"]) -> float:
     """The weight of the party's own model in its predictions."""
-    own, parties = party.cfg.own, party.context.parties
+    own, parties = party.cfg.own_weight, party.context.parties
     if not isinstance(own, tuple):
         return own
     if len(own) != parties:
-        raise MethodError(f"params.own has {len(own)} weights for {parties} owners: give one for each, or one for all")
+        raise MethodError(
+            f"params.own_weight has {len(own)} weights for {parties} owners: give one for each, or one for all"
+        )
     return own[party.context.id]
 
 
@@ -65,13 +67,13 @@ class TreesConfig(MethodConfig):
     """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
     learns the owner of each count."""
 
-    own: float | tuple[float, ...] = 0.5
+    own_weight: float | tuple[float, ...] = 0.5
     """With `mix` above 0: the weight of an owner's own model in its predictions, from 0 to 1, or one for each owner."""
 
     def local_steps_of(self, rows: int) -> None:
         """None: trees have no optimizer steps."""
 
-    @field_validator("own")
+    @field_validator("own_weight")
     @classmethod
     def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
         weights = own if isinstance(own, tuple) else (own,)
