@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedloom._version import __version__
 from fedloom.core import message
+from fedloom.core.fixed_point import threshold
 from fedloom.core.templates import spell
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.experiment.plan.build import build
@@ -38,12 +39,14 @@ from fedloom.experiment.plan.node_party import build_party, for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.settings import horizontal
-from fedloom.methods.averaging import private
+from fedloom.methods.averaging import private, shares
 from fedloom.methods.peer import selection
 from fedloom.protect import kernel, noise
 from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.protect.aggregators import Private
 from fedloom.protect.noise import Draws
+from fedloom.protect.privacy import clipped_rows
+from fedloom.protect.skellam import skellam
 from fedloom.remote import payload
 from fedloom.remote.node import config as node_config
 from fedloom.remote.node import task_runner
@@ -153,7 +156,9 @@ def drawing(seed: int, part: float = 1.0) -> Iterator[None]:
     """Noise that nobody can guess comes from this seed, so that an audit repeats, with this part of its deviation."""
     rng = np.random.default_rng(seed)
     normal = lambda count: part * rng.standard_normal(count)
-    with changed((noise, "_normal", normal), (noise, "_uniform", lambda count: 1 - rng.random(count))):
+    shared = lambda half, count: skellam(max(1, round(half * part**2)), count, rng.bytes)
+    uniform = lambda count: 1 - rng.random(count)
+    with changed((noise, "_normal", normal), (noise, "_uniform", uniform), (noise, "skellam", shared)):
         yield
 
 
@@ -177,11 +182,17 @@ class Node:
         wards: Any = {"wards": {**data, "epsilon": math.inf, "test": "part"}}
         methods: Any = ["fedavg"]
         where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"], "approve": "off"}
-        self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))  # type: ignore[arg-type]
+        self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))
         self._loop, self._call = asyncio.new_event_loop(), 0
         form = FORM if scaled else {key: value for key, value in FORM.items() if key != "scale"}
         text = for_nodes(build(config(sigma, rounds, form), PrivateData())).model_dump_json()
-        head = {"protocol": payload.PROTOCOL, "version": __version__, "party": 0, "members": {}, "resume": False}
+        head: dict[str, Any] = {
+            "protocol": payload.PROTOCOL,
+            "version": __version__,
+            "party": 0,
+            "members": {},
+            "resume": False,
+        }
         self.ask("open", payload.pack({**head, "run": RUN, "start": 1, "config": text}))
 
     def ask(self, kind: str, body: bytes) -> bytes:
@@ -196,7 +207,14 @@ class Node:
     def update(self, weights: Mapping[str, Tensor]) -> tuple[str, np.ndarray | None]:
         """What leaves the node for a question: all but the numbers as text, and the numbers."""
         task = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
-        head = {"run": RUN, "start": 1, "call": self._call, "round": self._call, "method": "update", "tasks": [task]}
+        head: dict[str, Any] = {
+            "run": RUN,
+            "start": 1,
+            "call": self._call,
+            "round": self._call,
+            "method": "update",
+            "tasks": [task],
+        }
         head |= {"leave": False, "expect": spell(None), "kept": [], "floor": 0, "deadline": 60.0, "mask": None}
         self._call += 1
         try:
@@ -213,11 +231,15 @@ class Node:
         self._loop.close()
 
 
-def config(sigma: float, rounds: int, form: Mapping[str, Any]) -> Any:
-    """A run with DP-SGD of one step a round over all rows."""
-    params = {"batch_size": 1000, "epochs": 1, "momentum": 0, "dp": {"unit": "rows", "sigma": sigma}}
-    values = {"method": "fedavg", "rounds": rounds, "models": {"pool": ["linear"]}, "params": params}
-    return check({"run": {**values, "data": {"name": "wards", "clients": 3, "row_schema": form}}}).run
+def config(sigma: float, rounds: int, form: Mapping[str, Any], who: str = "own") -> Any:
+    """A run with DP-SGD of one step a round over all rows, whose noise is added by these."""
+    dp = {"unit": "rows", "sigma": sigma, "noise": who}
+    params: dict[str, Any] = {"batch_size": 1000, "epochs": 1, "momentum": 0, "dp": dp}
+    values: dict[str, Any] = {"method": "fedavg", "rounds": rounds, "models": {"pool": ["linear"]}, "params": params}
+    if who == "shares":
+        params["clients_per_round"] = None
+        values["aggregate"] = {"secure": True, "colluders": 1}
+    return check({"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}).run
 
 
 STRATEGIES = ("honest", "threshold", "infinite")
@@ -259,9 +281,9 @@ def _classifiers(seen: list[list[tuple[str, np.ndarray | None]]], half: int) -> 
     odds = {w: words[1][:half].count(w) - words[0][:half].count(w) for w in {*words[0], *words[1]}}
     yield tuple(np.array([float(odds[w]) for w in world]) for world in words)  # type: ignore[misc]
     if all(numbers is not None for world in seen for _, numbers in world):
-        vectors = [np.stack([numbers for _, numbers in world]) for world in seen]  # type: ignore[misc]
+        vectors = [np.stack([numbers for _, numbers in world]) for world in seen]
         along = vectors[1][:half].mean(0) - vectors[0][:half].mean(0)
-        yield tuple(world @ along for world in vectors)  # type: ignore[misc]
+        yield tuple(world @ along for world in vectors)
 
 
 def audit_node(runs: int, seed: int = 0, *, short: bool = False) -> Audit:
@@ -313,7 +335,7 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
                     party.compare(t=0, inbox={"1": {"phi": question}})
                     told.append(float(party.choose(here=here, open=False)[1]))
                 scores.append(np.array(told))
-        return separated(*scores)[1]
+        return separated(scores[0], scores[1])[1]
 
     return Audit("A1 choice of neighbours", 1.0, found(False), {"without D6": found(True)})
 
@@ -331,14 +353,14 @@ def audit_one_run(canaries: int, seed: int = 0, sigma: float = 2.0) -> Audit:
         rng = np.random.default_rng(seed)
         inside = rng.random(canaries) < 0.5
         with drawing(seed, part):
-            each = private.clipped_rows(100.0 * torch.eye(AT_ONCE, dtype=torch.float64), 1.0)
+            each = clipped_rows(100.0 * torch.eye(AT_ONCE, dtype=torch.float64), 1.0)
             total = torch.cat([each[torch.from_numpy(some)].sum(0) for some in np.split(inside, canaries // AT_ONCE)])
-            total = Draws(None).blur(total, sigma, 1.0).numpy()
-        order, bounds = np.argsort(-np.abs(total - 0.5)), []
+            blurred = Draws(None).blur(total, sigma, 1.0).numpy()
+        order, bounds = np.argsort(-np.abs(blurred - 0.5)), []
         for guesses in (canaries // 50, canaries // 20, canaries // 8):
             some = order[:guesses]
             bounds.append(
-                one_run_bound(int(((total[some] > 0.5) == inside[some]).sum()), guesses, canaries, 1 - 0.05 / 3)
+                one_run_bound(int(((blurred[some] > 0.5) == inside[some]).sum()), guesses, canaries, 1 - 0.05 / 3)
             )
         return max(bounds)
 
@@ -348,26 +370,58 @@ def audit_one_run(canaries: int, seed: int = 0, sigma: float = 2.0) -> Audit:
 # -- A3: white box -------------------------------------------------------------------------------------------------
 
 
-def _crafted_steps(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of DP-SGD whose row 0 has a gradient of ± 100 C along one coordinate in each step: it was replaced."""
+def _trained(sigma: float, who: str = "own") -> Any:
+    """A party with DP-SGD whose noise is added by these."""
     with tempfile.TemporaryDirectory() as folder:
         Node(Path(folder) / "0", USUAL, 1.0, 1, scaled=True).close()
         own = OwnFile(DataOptions(keep=("a", "b"), test="part"))
-        sent = for_nodes(build(config(sigma, 1, FORM), PrivateData()))
-        party: Any = build_party(sent, 0, PrivateData(rows=Path(folder) / "0" / "own.csv", own=own), secret=7).party
-    names, which = list(party.params), torch.arange(8)
-    scores = []
-    for sign in (-1.0, 1.0):
+        files = PrivateData(rows=Path(folder) / "0" / "own.csv", own=own)
+        run = config(sigma, 1, FORM, who)
+        return build_party(for_nodes(build(run, PrivateData())), 0, files, secret=7).party
 
-        def gradients(loss: Any, x: Tensor, y: Tensor, *, of: Any, sign: float = sign) -> dict[str, Tensor]:
-            made = {name: torch.zeros(len(x), *party.params[name].shape) for name in of}
-            made[names[0]].view(len(x), -1)[0, 0] = 100 * sign
-            return made
 
-        object.__setattr__(party, "row_gradients", gradients)
+def _craft(party: Any, size: float) -> None:
+    """Let the first row of all have a gradient of this size along one coordinate, and the others none."""
+    first, seen = next(iter(party.params)), party.data.x(torch.arange(1))
+
+    def gradients(loss: Any, x: Tensor, y: Tensor, *, of: Any) -> dict[str, Tensor]:
+        made = {name: torch.zeros(len(x), *party.params[name].shape) for name in of}
+        if torch.equal(x[:1], seen):
+            made[first].view(len(x), -1)[0, 0] = size
+        return made
+
+    object.__setattr__(party, "row_gradients", gradients)
+
+
+def _crafted_steps(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of DP-SGD whose row 0 has a gradient of ± 100 C along one coordinate in each step: it was replaced."""
+    party = _trained(sigma)
+    names, which, scores = list(party.params), torch.arange(8), []
+    for size in (-100.0, 100.0):
+        _craft(party, size)
         draw = lambda: float(private.noisy_sum(party, Draws(None), names, which)[0])
         scores.append(np.array([sum(draw() for _ in range(steps)) for _ in range(trials)]))
     return scores[0], scores[1]
+
+
+def _crafted_sum(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of secure sums with shares of noise, from as few nodes as open a sum of seven of whom one helps."""
+    party, scores = _trained(sigma, "shares"), []
+    names, honest = list(party.params), threshold(7, 1) - 1
+    half = math.ceil((sigma * shares.norm(_count(party))) ** 2 / honest / 2)
+    for size in (0.0, 100.0):
+        _craft(party, size)
+
+        def total() -> float:
+            own = shares.noisy_gradient(party, names, honest, t=0)[names[0]].view(-1)[0]
+            return float(own + Draws(None).skellam(half, honest - 1).sum())
+
+        scores.append(np.array([sum(total() for _ in range(steps)) for _ in range(trials)]))
+    return scores[0], scores[1]
+
+
+def _count(party: Any) -> int:
+    return sum(w.numel() for w in party.params.values())
 
 
 def _crafted_mean(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
@@ -401,7 +455,9 @@ def _crafted_embedding(trials: int, steps: int, sigma: float) -> tuple[np.ndarra
     return scores[0], scores[1]
 
 
-WHITE_BOX: dict[str, tuple[Callable[[int, int, float], tuple[np.ndarray, np.ndarray]], float]] = {
+Scores = Callable[[int, int, float], tuple[np.ndarray, np.ndarray]]
+WHITE_BOX: dict[str, tuple[Scores, float]] = {
+    "noise in the sum": (_crafted_sum, 1.0),
     "DP-SGD": (_crafted_steps, 2.0),
     "DP-FedAvg": (_crafted_mean, 1.0),
     "mean embedding": (_crafted_embedding, 1.0),
@@ -419,6 +475,9 @@ def audit_white_box(name: str, trials: int, seed: int = 0, steps: int = 3) -> Au
             return separated(*scores(trials, steps, sigma), gaussian=True)[1]
 
     claim = epsilon([Releases(sigma / sensitivity, steps)], DELTA)
+    if name == "noise in the sum":
+        party = _trained(sigma, "shares")
+        claim = epsilon([shares.release(party.cfg, _count(party), steps)], DELTA)
     return Audit(f"A3 {name}", claim, found(1.0), {"half of the noise": found(0.5)})
 
 
@@ -429,7 +488,7 @@ def main(scale: float = 1.0, seed: int = 0) -> int:
         lambda: audit_node(runs, seed),
         lambda: audit_choice(runs, seed),
         lambda: audit_one_run(16_000, seed),
-        *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),  # type: ignore[misc]
+        *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),
     ]
     print("| attack, claim | claimed ε | found ε | found where something is reverted | |\n|---|---|---|---|---|")
     for audit in audits:

@@ -118,7 +118,7 @@ def small_run(
     from fedloom.experiment.plan.reading import check
 
     method = methods.registry()[name]
-    small = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
+    small: dict[str, float] = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
     small |= {"pretrain_rounds": 1, "local_rounds": 1}  # of two rounds in all
     params = {k: v for k, v in small.items() if k in method.config.model_fields and k not in method.fixed}
     data: dict[str, Any] = {
@@ -184,7 +184,7 @@ def last_bits_changed() -> Iterator[None]:
                 p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
         return network
 
-    ClientContext.build = changed
+    ClientContext.build = changed  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.evaluation import MAX_ERROR, number_score
 from fedloom.core.page import Classes, Number, Task
 from fedloom.core.scores import chance_error, number_scores
-from fedloom.core.task import refusal
+from fedloom.core.task import TaskKind, refusal
 
 
 def test_a_loss_of_classes_is_cross_entropy_to_the_bit() -> None:
@@ -87,7 +87,7 @@ def test_a_private_score_says_three_decimals_and_has_limits() -> None:
 
 
 def test_a_refusal_names_the_methods_that_can() -> None:
-    tasks = {"a": ("classes",), "b": ("classes", "number")}
+    tasks: dict[str, tuple[TaskKind, ...]] = {"a": ("classes",), "b": ("classes", "number")}
     assert refusal("b", "number", tasks, "") == "" and refusal("a", "classes", tasks, "") == ""
     assert refusal("a", "number", tasks, "it compares prototypes of classes") == (
         "a cannot predict a number, as it compares prototypes of classes. Methods that can: b"

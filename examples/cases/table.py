@@ -69,6 +69,11 @@ def difference(a: list[list[float]], b: list[list[float]], ratio: float, over: s
     return Gap(mean, mean - half, mean + half)
 
 
+def signed(number: float) -> str:
+    """`+1.6`, or `−0.2` with a minus sign."""
+    return f"{number:+.1f}".replace("-", "−")
+
+
 def picture(rows: list[tuple[str, float, float, float]], title: str) -> str:
     """A forest plot of differences with their intervals, as SVG."""
     reach = max(1.0, *(abs(x) for _, *bounds in rows for x in bounds))
@@ -120,8 +125,8 @@ def main() -> None:
         mean = np.mean([np.mean(s) for s in scores])
         sent = np.mean([sum(results[seed]["bytes"].values()) for seed in seeds]) / 1e6
         gap = difference(scores, base, options.ratio, options.over)
-        interval = "–" if name == first else f"{gap.low:+.1f} to {gap.high:+.1f}"
-        minus = "–" if name == first else f"{gap.mean:+.1f}"
+        interval = "–" if name == first else f"{signed(gap.low)} to {signed(gap.high)}"
+        minus = "–" if name == first else signed(gap.mean)
         time = np.mean([seconds(results[seed]) for seed in seeds])
         print(f"| {name} | {mean:.1f} | {minus} | {interval} | {sent:.1f} | {time:.0f} |")
         if name != first:

@@ -80,8 +80,9 @@ def _outcome(found: TableResults, claims: tuple[ClaimResult, ...]) -> Outcome:
     r = found.reproduction
     versions = tuple(sorted({str(one.environment.get("fedloom")) for one in found.records.values()}))
     about = found.name, r.title, r.place, r.system, found.scale
-    counts = len(found.records), found.seconds, versions, found.asked, maps(found), ran(found)
-    return Outcome(*about, claims, kinds, *counts)
+    return Outcome(
+        *about, claims, kinds, len(found.records), found.seconds, versions, found.asked, maps(found), ran(found)
+    )
 
 
 def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path) -> Page:

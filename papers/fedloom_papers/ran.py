@@ -51,13 +51,13 @@ def ran(found: TableResults) -> Ran:
         if not place.records:
             continue
         run = place.attempts[0].config
-        data |= dict.fromkeys(found.beds({column}))
+        data |= dict.fromkeys(found.beds({column}) or ())
         seeds.add(len(place.records))
         unit = "iterations" if run.iterations is not None else "rounds"
         number = run.iterations if run.iterations is not None else run.rounds
         if row == about.oracle or not number:
             continue
-        networks |= dict.fromkeys(run.models.pool)
+        networks |= dict.fromkeys(run.models.pool or ())
         units[unit] = None
         steps.add(number)
         clients.add(run.data.clients)
@@ -73,9 +73,8 @@ def ran(found: TableResults) -> Ran:
 
 def _paper_steps(about: Reproduction, row: str, column: str, unit: str) -> int | None:
     """The paper's number of steps for a cell; None if it counts others."""
-    of_row, of_column = (
-        next(one for one in parts if one.name == name) for parts, name in ((about.rows, row), (about.columns, column))
-    )
+    of_row = next(one for one in about.rows if one.name == row)
+    of_column = next(one for one in about.columns if one.name == column)
     number = about.settings(of_row, of_column, "paper").get(unit)
     return number if isinstance(number, int) else None
 
@@ -90,9 +89,19 @@ def together(parts: Sequence[Ran]) -> Ran:
         return tuple(sorted(value for value in every(name) if isinstance(value, int | float)))
 
     first = parts[0] if parts else NOTHING
-    texts = {name: tuple(map(str, every(name))) for name in ("data", "networks")}
-    whole = {name: tuple(map(int, ordered(name))) for name in ("clients", "rows", "steps", "seeds")}
-    return Ran(**texts, **whole, called=first.called, unit=first.unit, shares=ordered("shares"))
+    data, networks = (tuple(map(str, every(name))) for name in ("data", "networks"))
+    clients, rows, steps, seeds = (tuple(map(int, ordered(name))) for name in ("clients", "rows", "steps", "seeds"))
+    return Ran(
+        data,
+        networks,
+        clients=clients,
+        rows=rows,
+        steps=steps,
+        seeds=seeds,
+        called=first.called,
+        unit=first.unit,
+        shares=ordered("shares"),
+    )
 
 
 def sentence(one: Ran) -> str:

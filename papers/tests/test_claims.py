@@ -114,7 +114,7 @@ def test_a_claim_about_each_of_several_needs_all(made: Made) -> None:
     numbers = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [15, 15.2, 15])
     low, high = "Local @ α = 5", "Local @ α = 0.1"
     both = claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, high))
-    assert (both.verdict, both.seeds) == ("not reproduced", pytest.approx({0: -1, 1: -1.1, 2: -1.2}))
+    assert both.verdict == "not reproduced" and both.seeds == pytest.approx({0: -1, 1: -1.1, 2: -1.2})
     assert both.compared == f"{A} @ α = 0.1 − each of {low} and {high}"
     assert claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, f"{A} @ α = 5")).verdict == "reproduced"
     with pytest.raises(ValueError, match="has no right side"):
@@ -214,7 +214,12 @@ def test_on_other_data_a_claim_is_seen_or_not_and_the_printed_effect_is_not_show
 
 
 def test_a_question_is_the_same_in_all_its_settings(made: Made) -> None:
-    settings = ({}, {"left": f"{A} @ α = 5", "right": "Local @ α = 5"}, {"metric": "own accuracy"}, {"by": 3})
+    settings: list[dict[str, Any]] = [
+        {},
+        {"left": f"{A} @ α = 5", "right": "Local @ α = 5"},
+        {"metric": "own accuracy"},
+        {"by": 3},
+    ]
     assert {claims(made, {}, **each).question for each in settings} == {f"{A} against Local"}
     others = ({"right": 50.0}, {"left": f"{A} @ α = 5", "right": f"{A} @ α = 0.1"}, {"metric": "bytes"})
     assert len({claims(made, {}, **each).question for each in others} | {f"{A} against Local"}) == 4
@@ -325,10 +330,15 @@ def test_no_number_is_not_the_best(made: Made) -> None:
 def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
     one, cells = claims(made, {}, columns=("α = 5",)), claims(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
     assert one.evidence == cells.evidence and len(one.evidence) == 16
-    eval_modes = [{}, {"rule": "less"}, {"by": 1}, {"metric": "own accuracy"}, {"times": 2}, {"right": 2.0}]
-    assert len({one.evidence, *(claims(made, {}, **eval_mode).evidence for eval_mode in eval_modes)}) == 1 + len(
-        eval_modes
-    )
+    changes: list[dict[str, Any]] = [
+        {},
+        {"rule": "less"},
+        {"by": 1},
+        {"metric": "own accuracy"},
+        {"times": 2},
+        {"right": 2.0},
+    ]
+    assert len({one.evidence, *(claims(made, {}, **each).evidence for each in changes)}) == 1 + len(changes)
     assert claims(made, {}, left="Large").evidence == ""
     kilo, mega = (claims(made, {}, metric="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
     assert kilo != mega

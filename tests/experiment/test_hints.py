@@ -161,7 +161,13 @@ def test_words_of_others_name_what_exists() -> None:
     from fedloom.experiment.config.run import EngineConfig, ModelsConfig, RunConfig
     from fedloom.models import BLACK_BOXES, MODELS
 
-    sections = (RunConfig, DataConfig, EngineConfig, ModelsConfig, *(m.config for m in registry().values()))
+    sections: tuple[Any, ...] = (
+        RunConfig,
+        DataConfig,
+        EngineConfig,
+        ModelsConfig,
+        *(m.config for m in registry().values()),
+    )
     known = {name for section in sections for name in section.model_fields}
     known |= {*registry(), *PARTITIONS, *MODELS, *BLACK_BOXES, "out", "progress", "mu"}
     known |= {option.name for scheme in PARTITIONS.values() for option in scheme.options}

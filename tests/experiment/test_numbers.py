@@ -1,5 +1,6 @@
 """Runs that predict a number: their unit, their scale, engines, and methods that refuse."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,15 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli.app import app
+from fedloom.core import evaluation
 from fedloom.core.errors import ConfigError
 from fedloom.data.own import read_data
 from fedloom.deploy.models import load_model
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import PLANNERS
+from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.reading import check
+from fedloom.methods import registry
 
 OWNERS, ROWS = 3, 40
 
@@ -104,7 +111,7 @@ def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> No
     found = load_model(folder).predict(rows)
     assert found.shape == (7, 2) and (found[:, 1] > 0).all()
     assert float(np.abs(found[:, 0] - rows["price"]).mean()) < trained.summary["chance"]
-    script = [sys.executable, folder / "predict.py", tmp_path / "rows.csv"]
+    script = [sys.executable, str(folder / "predict.py"), str(tmp_path / "rows.csv")]
     answer = subprocess.run(script, capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[0] == "price,s.d."
     said = [[float(word) for word in line.split(",")] for line in answer.stdout.splitlines()[1:]]
@@ -114,3 +121,60 @@ def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> No
     assert [line.split(",")[1:] for line in (tmp_path / "p.csv").read_text().splitlines()] == [
         line.split(",") for line in answer.stdout.splitlines()
     ]
+
+
+ROUNDS = {"fens": 21, "fens-student": 21, "fedhssl": 6, "ss-vfl": 6}
+"""The least numbers of rounds, where two are too few."""
+
+
+@pytest.mark.parametrize("name", registry())
+def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Path) -> None:
+    import pandas as pd
+
+    method, given = registry()[name], {"rounds": ROUNDS.get(name, 2), "models": {}, "params": {}, "seed": 1}
+    if method.setting == "vertical":
+        pd.DataFrame(prices()).to_csv(tmp_path / "prices.csv", index=False)
+        given |= {"data": {"name": str(tmp_path / "prices.csv"), "label": "price", "drop": ["owner"], "clients": 2}}
+        given |= {"columns": {"aligned": 40}, "label": None, "group": None, "public_rows": None}
+    else:
+        given |= {"public_rows": 20, "server_rows": 10 if "server rows" in method.needs else 0}
+    given = {key: value for key, value in given.items() if value is not None}
+    if "number" not in method.tasks:
+        if "pretrained server model" in method.needs or "pretrained encoder" in method.needs:
+            given |= {"server_rows": 10, "pretrained": {"model": "mlp", "epochs": 1}}
+        with pytest.raises(ConfigError, match=f"{name} cannot predict a number.*Methods that can: .*"):
+            fedloom.run(name, **{"data": pd.DataFrame(prices()), "label": "price", "group": "owner", **given})
+        return
+    found = fedloom.run(name, **{"data": pd.DataFrame(prices()), "label": "price", "group": "owner", **given})
+    assert found.summary["task"] == "number" and 0 < found.rmse < np.inf and found.rmse == found.rmse
+
+
+@pytest.mark.parametrize("method", ["fedmd", "fedal"])
+def test_black_boxes_are_regressors(method: str) -> None:
+    given = {"public_rows": 20, "params": {}, "rounds": 4, "models": {"pool": ["forest", "logistic", "knn"]}}
+    found = run(method, **given, seed=2)
+    assert found.rmse < 0.8 * found.summary["chance"]
+
+
+def test_a_node_reads_a_number_by_the_agreed_scale(tmp_path: Path) -> None:
+    import pandas as pd
+
+    pd.DataFrame(prices()).to_csv(tmp_path / "own.csv", index=False)
+    form = {"columns": ["size", "age"], "label": "price", "label_scale": [1e9, 3600.0]}
+    config = RunConfig(method="fedavg", rounds=1, data={"name": "own", "clients": 3, "row_schema": form})
+    method, cfg, rounds = config.resolve()
+    plan = PLANNERS["horizontal"].build(config, method, cfg, rounds, PrivateData(rows=tmp_path / "own.csv"), at=1)
+    labels = plan.contexts[1].data.labels
+    np.testing.assert_allclose(labels.numpy(), (prices()["price"] - 1e9) / 3600, rtol=1e-5)
+    score = evaluation.score(plan.clients[1](), on="own")
+    assert score.keys() == {"squared", "absolute", "chance", "rows"} and 0 < score["squared"] < 25
+    with pytest.raises(ConfigError, match="at least two classes, or give label_scale"):
+        check({"run": {"data": {"row_schema": {**form, "label_scale": None}}}})
+
+
+def test_the_table_of_methods_is_the_registry_s() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text()
+    rows = [line.rsplit("|", 2) for line in text.splitlines() if line.startswith("| ") and "`" in line]
+    said = {name: verdict.strip() for names, verdict, _ in rows for name in re.findall(r"`([\w-]+)`", names)}
+    for name, method in registry().items():
+        assert said[name].startswith("yes" if "number" in method.tasks else f"no: {method.only_classes}"), name

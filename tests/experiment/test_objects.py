@@ -199,14 +199,15 @@ def test_a_pretrained_module_is_the_server_s() -> None:
     assert result.summary["pretrained"]["model"].startswith("object:Sequential-") and result.model is not None
     assert all(torch.equal(a, b) for a, b in zip(result.model.parameters(), teacher.parameters(), strict=True))
     with pytest.raises(ModelError, match="must be a trained module, a name or settings, not a function"):
-        fedloom.run("fedavg", data=(X, Y), pretrained=factory)
+        fedloom.run("fedavg", data=(X, Y), pretrained=factory)  # type: ignore[arg-type]
 
 
 def test_the_folder_says_what_the_objects_were_and_the_script_resumes(tmp_path: Path) -> None:
     net, folder = Net(), tmp_path / "run"
 
     def start(resume: bool = False, data: Any = (X, Y)) -> fedloom.Result:
-        return fedloom.run("fedavg", data=data, models=[net, net, factory][:1], out=folder, resume=resume, **SMALL)
+        models: list[Any] = [net, net, factory][:1]
+        return fedloom.run("fedavg", data=data, models=models, out=folder, resume=resume, **SMALL)
 
     first = start()
     about = json.loads((folder / "objects.json").read_text())
@@ -260,7 +261,7 @@ def test_what_cannot_be_run_is_refused_with_a_sentence(arguments: dict[str, Any]
 
 def test_seeds_are_a_list() -> None:
     with pytest.raises(ConfigError, match=r"seeds must be a list, such as \[0, 1, 2\], not 3"):
-        fedloom.compare(["local"], data=(X, Y), seeds=3)  # type: ignore[arg-type]
+        fedloom.compare(["local"], data=(X, Y), seeds=3)
 
 
 def test_columns_of_very_different_scale_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:

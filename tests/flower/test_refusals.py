@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -41,7 +41,9 @@ def test_the_server_refuses_a_secure_sum() -> None:
 
 def test_the_server_refuses_peers() -> None:
     request = asked(experiment="gossip", **{"data.clients": 3})
-    there = backend(request.run, None, resume=False, stop=lambda: False, asked=request, transport=SimpleNamespace())
+    there = backend(
+        request.run, None, resume=False, stop=lambda: False, asked=request, transport=cast("Any", SimpleNamespace())
+    )
     with pytest.raises(ConfigError, match="gossip needs peers to reach each other"):
         there.start(build(request.run))
 

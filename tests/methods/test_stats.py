@@ -140,3 +140,8 @@ def test_the_command_shows_tables_and_writes_the_schema(tmp_path: Path) -> None:
     assert SchemaConfig(**schema).scale is not None
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output.splitlines()[-1])
     assert [one["title"] for one in found["tables"]] == ["Numbers", "Words"] and found["row_schema"] == schema
+
+
+def test_methods_of_raw_rows_are_compared_with_networks_that_have_public_rows() -> None:
+    found = fedloom.compare(["local", "stats"], data="breast_cancer", rounds=1, seeds=[0], clients=3)
+    assert [m["name"] for m in found["methods"]] == ["local", "stats"]

@@ -10,6 +10,7 @@ import statsmodels.api as sm
 import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
+import fedloom
 from fedloom import methods
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import MethodError
@@ -50,8 +51,8 @@ def standardized(x: np.ndarray) -> np.ndarray:
 
 
 def exact(x: np.ndarray) -> np.ndarray:
-    """The numbers that float32 holds."""
-    return x.astype(np.float32).astype(np.float64)
+    """The decimal numbers that float32 holds, as a table has them."""
+    return np.array([float(str(v)) for v in x.astype(np.float32).ravel()]).reshape(x.shape)
 
 
 def test_least_squares_on_diabetes() -> None:
@@ -106,6 +107,20 @@ def test_poisson_regression_on_visits_to_doctors() -> None:
     found = dict(fit.rows)
     assert found["log-likelihood"] == pytest.approx(ref.llf, rel=1e-10)
     assert found["log-likelihood of intercepts alone"] == pytest.approx(ref.llnull, rel=1e-10)
+
+
+def test_a_run_s_table_is_that_of_the_frame_as_it_was_read() -> None:
+    """From decimal numbers in a frame, over float32 rows and a standardized number to predict."""
+    frame = load_diabetes(as_frame=True, scaled=False).frame
+    rng = np.random.default_rng(0)
+    frame["target"] += rng.integers(0, 100, len(frame)) / 100
+    frame["clinic"], frame["split"] = rng.choice(list("ABC"), len(frame)), rng.choice(["train", "test"], len(frame))
+    how: dict[str, Any] = {"label": "target", "group": "clinic", "task": "number", "test": "split", "public_rows": 0}
+    found = fedloom.run("fedglm", data=frame, rounds=5, **how).to_frame()
+    train = frame[frame["split"] == "train"]
+    ref = sm.OLS(train["target"].to_numpy(), sm.add_constant(train.iloc[:, :10].to_numpy())).fit()
+    assert np.abs(found["Coefficient"] / ref.params - 1).max() < 1e-8
+    assert np.abs(found["p-value"] - ref.pvalues).max() < 1e-8
 
 
 def survival() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -60,7 +60,8 @@ def slow(bins: np.ndarray, g: list[int], rows: list[int], depth: int, least: int
             inside = {b: [i for i in rows if bins[i, f] == b] for b in sorted({*bins[:, f].tolist()} - {0})}
             order = list(inside)
             if words:
-                order.sort(key=lambda b, inside=inside: total(inside[b]) / (len(inside[b]) + l2 + 1))
+                means = {b: total(its) / (len(its) + l2 + 1) for b, its in inside.items()}
+                order.sort(key=means.__getitem__)
             for end in range(1, len(order) + 1):
                 goes = gap | {*order[:end]}
                 left, right = [i for i in rows if bins[i, f] in goes], [i for i in rows if bins[i, f] not in goes]
@@ -152,7 +153,7 @@ def test_mixes_are_means_with_the_owner_s_own_trees(name: str) -> None:
 def test_the_exported_code_predicts_the_same_numbers(name: str) -> None:
     x, y = numbers(200)
     party = federation(methods.find(name), owners(x, y, [80]), **FEW[name]).run(2).party(0)
-    source, state = tree_network(SimpleNamespace(recipe=None, input_shape=(5,)), party)
+    source, state = tree_network(cast("Any", SimpleNamespace(recipe=None, input_shape=(5,))), party)
     space: dict[str, Any] = {"torch": torch, "nn": torch.nn}
     exec(source, space)
     network = space["Network"]()

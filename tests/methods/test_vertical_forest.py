@@ -31,7 +31,7 @@ FOREST, ALONE = methods.find("vertical-forest"), methods.find("active-forest")
 SMALL: dict[str, Any] = {"lot": 5, "bins": 8, "depth": 4}
 
 
-def parts_of(toy: Columns, on: str = "test") -> dict[int, torch.Tensor]:
+def parts_of(toy: Columns, on: str = "test") -> dict[int, Any]:
     return {m: contribution(toy.party(m), on=on) for m in toy.engine.ids}
 
 
@@ -218,7 +218,8 @@ def test_folders_predict_as_the_run_did_with_any_party(ran: tuple[Path, Any]) ->
     for parts in (sent, sent[:1], sent[1:]):
         p = active.predict(parts)
         assert abs(p.sum(1) - 1).max() < 1e-5 and (p.argmax(1) == table.y).mean() > 0.85
-    assert set(message.decode((folder / "active" / "state.safetensors").read_bytes())["state"]) == {
+    kept: Any = message.decode((folder / "active" / "state.safetensors").read_bytes())
+    assert set(kept["state"]) == {
         "widths", "forests"
     }  # fmt: skip
 
@@ -237,6 +238,7 @@ def test_folders_predict_as_the_run_did_with_any_party(ran: tuple[Path, Any]) ->
 )
 def test_a_folder_with_other_trees_is_refused(change: Any, why: str, ran: tuple[Path, Any], tmp_path: Path) -> None:
     shutil.copytree(ran[0] / "export" / "active", tmp_path / "active")
+    state: Any
     manifest, state = folders.read(tmp_path / "active", "active")
     state["state"]["forests"]["0"] = trees_tree(change(trees_of(state["state"]["forests"]["0"])))
     folders.write(
@@ -254,7 +256,10 @@ def test_widths_and_sets_of_a_folder_are_checked() -> None:
     fresh = Columns(FOREST, **SMALL).active
     fresh.restore(state)
     assert torch.equal(fresh.decide(parts_of(toy)), toy.active.decide(parts_of(toy)))
-    for bad in ({"widths": state["widths"] - 9}, {"forests": {"0-9": state["forests"]["0"]}}, {"forests": {"0": {}}}):
+    wrong: list[dict[str, Any]] = [
+        {"widths": state["widths"] - 9}, {"forests": {"0-9": state["forests"]["0"]}}, {"forests": {"0": {}}}
+    ]  # fmt: skip
+    for bad in wrong:
         with pytest.raises(MessageError):
             fresh.restore({**state, **bad})
 

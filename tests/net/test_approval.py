@@ -13,6 +13,7 @@ from fedloom.api import execute
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.run import EngineConfig
 from fedloom.remote.node import approval
+from fedloom.remote.node.decision import What
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.net.nodes import federation
 from tests.net.processes import until
@@ -54,7 +55,7 @@ def log(site: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def decide(state: Path, what: approval.What) -> None:
+def decide(state: Path, what: What) -> None:
     (shown,) = until(lambda: [one for one, _ in approval.runs(state)], "a run that waits")
     approval.decide(state, shown, what, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from fedloom.experiment.plan.reading import check
 from fedloom.methods import registry
 from fedloom.remote.coordinator import federation_of, node_set
 from fedloom.remote.matching import FILE, _MatchingSession, match
+from fedloom.remote.node import approval
 from fedloom.remote.node.process import RunningNode
 from fedloom.remote.starts import run_id
 from fedloom.report import write
 from tests.net.nodes import federation
-from tests.net.processes import Machines, machines
+from tests.net.processes import Machines, machines, until
 
 PEOPLE = 120
 SAME = ("state_sha256", "accuracy", "scores", "test_sha256", "bytes", "messages", "failures", "alone")
@@ -157,6 +159,19 @@ def test_a_secret_draw_has_other_people_each_time(files: list[Path], tmp_path: P
     assert one.test.tolist() != two.test.tolist() and one.aligned.tolist() != two.aligned.tolist()
     assert len(one.test) == len(two.test) and one.mark != two.mark
     assert len(audits(nodes, "matched")) == 8
+
+
+def test_one_approval_holds_for_the_matching_and_the_run(files: list[Path], tmp_path: Path) -> None:
+    own = nodes_of(files)
+    with federation(tmp_path, 2, lambda name: {**own(name), "approve": "ask"}) as (path, nodes):
+        states = [node.service.config.state for node in nodes]
+        with ThreadPoolExecutor(1) as worker:
+            work = worker.submit(execute, run_of("split", federated(path, files)))
+            for state in states:
+                (shown,) = until(lambda state=state: [one for one, _ in approval.runs(state)], "a run that waits")
+                approval.decide(state, shown, "approve", None)
+            assert work.result(120).summary["rounds"] == 3
+        assert [len(audits([node], "approved")) for node in nodes] == [1, 1]
 
 
 def test_who_is_matched_stays_so_when_a_run_continues(

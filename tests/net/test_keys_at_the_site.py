@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from rich.console import Console
 
 from fedloom.cli import federation as commands
-from fedloom.cli import remote
 from fedloom.core.errors import ConfigError
 from fedloom.remote import certs, credentials
 from fedloom.remote.certs import CertificateAuthority
@@ -41,8 +40,8 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         assert isinstance(typed[0], bool), "a confirmation is asked for, but none is expected"
         return bool(typed.pop(0))
 
-    monkeypatch.setattr(remote.typer, "prompt", prompt)
-    monkeypatch.setattr(remote.typer, "confirm", confirm)
+    monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr("typer.confirm", confirm)
     return typed
 
 

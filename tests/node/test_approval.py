@@ -11,17 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography import x509
 
 from fedloom.cli import approval as command
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment.plan.build import build, resolve
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.methods import registry, steps
 from fedloom.remote import payload
-from fedloom.remote.certs import CertificateAuthority, write
+from fedloom.remote.certs import CertificateAuthority, fingerprint, write
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node import approval
+from fedloom.remote.node.audit import verify
+from fedloom.remote.node.decision import What
 from fedloom.remote.node.outgoing import Outgoing, OutgoingFilter
 from fedloom.remote.node.terms import sha256, terms
 from fedloom.remote.rpc_errors import PENDING, REFUSED, STOPPED, CallRefused
@@ -50,14 +53,14 @@ def own(hosts: Hosts, tmp_path: Path) -> Hosts:
 
 @pytest.fixture
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
 
 
 def folder(ask: RunRequest) -> Path:
     return ask.config.state / approval.FOLDER
 
 
-def decided(ask: RunRequest, what: approval.What = "approve", run: str = RUN) -> None:
+def decided(ask: RunRequest, what: What = "approve", run: str = RUN) -> None:
     approval.decide(ask.config.state, approval.find(ask.config.state, run), what, None)
 
 
@@ -74,7 +77,7 @@ def test_a_run_on_own_rows_waits_until_it_is_approved(
     command.show(ask.config)
     assert RUN[:8] in (shown := capsys.readouterr().out) and "waits" in shown
     command.decide(ask.config, RUN[:8], "approve", None)
-    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    text = approval.waiting(folder(ask), RUN).text
     shown = capsys.readouterr().out
     assert text in shown and sha256(text) in shown and "Spent so far: wards: ε = 0.000 of 10" in shown
     assert payload.unpack(ask("open", opening(config())))[0]["resumed"] is False
@@ -101,7 +104,7 @@ def test_an_approval_holds_after_a_restart_and_for_this_summary_alone(own: Hosts
 def test_who_does_not_confirm_approves_nothing(own: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = own()
     ask.refused("open", opening(config()))
-    monkeypatch.setattr(command.typer, "confirm", lambda *_, **__: False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     command.decide(ask.config, RUN, "approve", None)
     assert ask.refused("open", opening(config())).code == PENDING
     for beginning in ("012", "ffff", ""):
@@ -179,7 +182,7 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
     values = json.loads(config()) | {"params": dp, "aggregate": {"secure": True}}
     ask = own({"public": public, "epsilon": 3.0}, peers=["b", "c", "d", "e"])
     ask.refused("open", opening(json.dumps(values)))
-    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    text = approval.waiting(folder(ask), RUN).text
     assert "Only as part of a secure sum." in text and "Sums are of at least 5 of b, c, d, e, node." in text
     assert "Privacy: weights by this node's noise, δ = 1e-05" in text and "at most ε = 3 at δ = 1e-05" in text
     assert "Weakness W6" in text and "W1" not in text
@@ -190,7 +193,7 @@ def test_no_text_of_the_coordinator_is_in_it_unescaped(own: Hosts, tmp_path: Pat
     values["data"]["row_schema"]["columns"] = ["a", "b", "ok\x1b[2J\u202e"]
     ask = own({"keep": ["*"]})
     ask.refused("open", opening(json.dumps(values)))
-    text = approval.waiting(folder(ask), RUN).text  # type: ignore[union-attr]
+    text = approval.waiting(folder(ask), RUN).text
     assert r"Inputs: a, b, ok\x1b[2J\u202e." in text and {c for c in text if not c.isprintable()} == {"\n"}
 
 
@@ -216,11 +219,12 @@ def run_of(name: str, data: dict[str, Any]) -> Any:
 def test_nodes_that_were_shown_other_terms_have_no_sum_together(own: Hosts) -> None:
     """The terms are part of the name of every sum, which all masks and signatures depend on."""
     names = {}
-    for number, changes in enumerate([{}, {"seed": 5}, {"rounds": 4}, {"params": {"batch_size": 4}}]):
+    every: list[dict[str, Any]] = [{}, {"seed": 5}, {"rounds": 4}, {"params": {"batch_size": 4}}]
+    for number, changes in enumerate(every):
         ask = own(approve="off")
         values = json.loads(config(**changes)) | {"aggregate": {"secure": True}}
         ask("open", opening(json.dumps(values), start=number + 1, members={"1": "peer"}))
-        names[number] = ask.host._node_runs[RUN].sums._context.rpartition("/")[2]  # type: ignore[union-attr]
+        names[number] = ask.host._node_runs[RUN].sums._context.rpartition("/")[2]
     assert names[0] == names[1] and len({*names.values()}) == 3 and len(names[0]) == 64
 
 
@@ -296,7 +300,7 @@ def guarded(own: Hosts, people: Callable[..., Credentials], tmp_path: Path) -> R
     people("node")
     files = {name: tmp_path / "node" / f"{name}.pem" for name in ("certificate", "key")}
     files |= {name: tmp_path / "ca" / f"{name}.pem" for name in ("ca", "revoked")}
-    roles = {"hub": ["submit"], "dr-weber": ["approve", "stop"]}
+    roles = {"hub": ["submit"], "dr-weber": ["approve", "stop"], "auditor": ["audit"]}
     return own(insecure=False, roles=roles, **files)
 
 
@@ -359,6 +363,52 @@ def test_a_command_needs_the_certificate_that_node_toml_asks_for(
     assert opens(guarded) == ""
 
 
+def test_a_stop_outlives_the_certificate_of_who_stopped(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path
+) -> None:
+    assert opens(guarded) == PENDING
+    found = approval.find(guarded.config.state, RUN)
+    approval.decide(guarded.config.state, found, "stop", people("dr-weber", "stop"))
+    assert opens(guarded) == STOPPED
+    CertificateAuthority(tmp_path / "ca").revoke("dr-weber")
+    assert opens(guarded) == STOPPED
+    approval.decide(guarded.config.state, found, "approve", people("dr-weber", "approve"))
+    assert opens(guarded) == ""
+
+
+def test_an_auditor_signs_the_newest_line_and_a_log_that_is_replaced_lacks_it(
+    guarded: RunRequest, people: Callable[..., Credentials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert opens(guarded) == PENDING
+    state, path = guarded.config.state, guarded.config.state / "audit.jsonl"
+    with pytest.raises(ConfigError, match="who may audit"):
+        command.confirm(guarded.config, None)
+    approval.confirm(state, "0" * 64, people("dr-weber", "audit"))  # node.toml does not name for it
+    guarded.host.stop_runs()
+    people("auditor", "audit")
+    command.confirm(guarded.config, tmp_path / "auditor")
+    newest = capsys.readouterr().out.split()[-1]
+    guarded.host.stop_runs()
+    guarded.host.stop_runs()
+    lines = [line for line in guarded.audited() if line["what"] == "confirmed"]
+    assert [(line["caller"], line["newest"]) for line in lines] == [("auditor", newest)]
+    key: Any = x509.load_pem_x509_certificate((tmp_path / "auditor" / "certificate.pem").read_bytes()).public_key()
+    assert [(name, its) for name, _, its in verify(state).confirmed] == [("auditor", fingerprint(key))]
+    first, *others = path.read_text().splitlines()
+    chain = [first.replace("coordinator", "somebody").replace("hub", "somebody"), *others]
+    for number in range(1, len(chain)):  # the whole chain is written again
+        line = json.loads(chain[number])
+        chain[number] = json.dumps({**line, "before": sha256(chain[number - 1])})
+    path.write_text("\n".join([*chain, ""]))
+    with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
+        verify(state)
+    line = json.loads(chain[-1])
+    forged = {**line, "newest": line["before"], "decision": {**line["decision"], "sha256": line["before"]}}
+    path.write_text("\n".join([*chain[:-1], json.dumps(forged), ""]))  # what was signed is another hash
+    with pytest.raises(CheckpointError, match="'auditor' has not confirmed the lines before it"):
+        verify(state)
+
+
 def test_the_insecure_mode_has_no_roles(own: Hosts) -> None:
     with pytest.raises(ValueError, match="nobody has a role"):
         own(roles={"hub": ["submit"]})
@@ -407,8 +457,10 @@ def test_a_run_s_bytes_are_counted_over_restarts(own: Hosts) -> None:
 def test_numbers_are_clipped_before_they_leave(own: Hosts, tmp_path: Path) -> None:
     ask = own(approve="off", outgoing={"clip": 1e-3})
     ask("open", opening(config()))
-    found = update(ask)
+    found: Any = update(ask)
     assert all(x.abs().max() <= 1e-3 for x in found["weights"].values()) and found["rows"] > 20
     inf = float("inf")
-    sent = OutgoingFilter(Outgoing(clip=2.0), tmp_path)({"x": torch.tensor([inf, -inf, 1.0]), "n": torch.tensor(9)})
-    assert sent["x"].tolist() == [2.0, -2.0, 1.0] and sent["n"] == 9  # type: ignore[index, call-overload, union-attr]
+    sent: Any = OutgoingFilter(Outgoing(clip=2.0), tmp_path)(
+        {"x": torch.tensor([inf, -inf, 1.0]), "n": torch.tensor(9)}
+    )
+    assert sent["x"].tolist() == [2.0, -2.0, 1.0] and sent["n"] == 9

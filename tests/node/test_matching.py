@@ -18,6 +18,7 @@ from fedloom.data.alignment.psi import PSIClient, announce
 from fedloom.experiment.plan.private import Matched
 from fedloom.experiment.plan.reading import check
 from fedloom.remote import payload, rpc_errors
+from fedloom.remote.node import approval
 from tests.node.hosts import RUN, RunRequest
 
 THEIRS, OURS = [f"P{n}" for n in range(10)], [f"P{n}" for n in range(4, 16)]
@@ -68,6 +69,22 @@ def keep(common: list[str] = OURS[:6], *, key: bytes = bytes(32), roles: Any = N
 
 def kept(asked: RunRequest) -> Matched | None:
     return Matched.load(asked.config.state / f"run-{RUN}" / "matched")
+
+
+def test_no_id_is_matched_before_the_site_has_approved_the_run(
+    host: Callable[..., RunRequest], hosts: Callable[..., RunRequest], tmp_path: Path
+) -> None:
+    host()  # which writes the file
+    data = {"people": {"rows": tmp_path / "lab.csv", "ids_total": 1000}}
+    asked = hosts(methods=["split"], data=data, min_rows=1, approve="ask")
+    assert asked.refused("match", begin()).code == rpc_errors.PENDING
+    assert not (asked.config.state / "budget.json").exists()
+    shown = approval.find(asked.config.state, RUN)
+    assert "Rows are matched by their ids" in shown.text and "Weakness W5" in shown.text
+    approval.decide(asked.config.state, shown, "approve", None)
+    assert payload.unpack(asked("match", begin()))[0] == {"rows": 12}
+    approval.decide(asked.config.state, shown, "stop", None)
+    assert asked.refused("match", step("shard", client().request(), shard=0)).code == rpc_errors.STOPPED
 
 
 def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequest]) -> None:

@@ -106,3 +106,34 @@ def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monke
             found.append(f"{call}: {outcomes[0]!s:.80} / {outcomes[1]!s:.80}")
     assert answered > QUESTIONS / 4  # many questions are within the bounds of arguments
     assert not found, f"{len(found)} of {QUESTIONS}: {found[:3]}"
+
+
+def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_path: Path) -> None:
+    """Whatever the work takes, and whether it fails; a stub for the clock."""
+    path = rows(tmp_path / "own.csv", 80, 3)
+    public = rows(tmp_path / "public.csv", 50, 9, labels=False)
+    data = {"wards": {"rows": path, "public": public, "reply_every": 2.0, "epsilon": float("inf"), **ALLOWED}}
+    ask = RunRequest(node(tmp_path, methods=["fedavg"], data=data))
+    now, left = 100.0, list[float]()
+    kind = run(method="fedavg", models={"pool": ["linear"]}, params={"batch_size": 100, "epochs": 1, "dp": DP})
+    ask("open", opening(for_nodes(build(kind, PrivateData(public=public))).model_dump_json()))
+
+    async def sleep(seconds: float) -> None:
+        left.append(now + seconds - 100.0)
+
+    ask.host._clock, ask.host._sleep = lambda: now, sleep
+    working = ask.host._work
+
+    async def work(work: Any, node_run: Any = None) -> Any:
+        nonlocal now
+        now = 100.0 + took
+        return await working(work, node_run)
+
+    ask.host._work = work
+    for call, took in enumerate((0.1, 1.9, 2.1)):  # noqa: B007 - `work` reads it
+        now = 100.0
+        ask("do", doing(call, ask.host, round=call))
+    now, took = 100.0, 3.7
+    ask.refused("do", doing(3, ask.host, round=0))  # out of turn: found after the work began
+    ask.close()
+    assert left == pytest.approx([2.0, 2.0, 4.0, 4.0])

@@ -56,7 +56,7 @@ def test_a_node_s_owner_says_how_many_rows_a_class_needs(hosts: Hosts, tmp_path:
     form = {**FORM, "classes": ["one", "two", "rare"], "scale": {"a": [60, 40], "b": [10, 5]}}
     kind = run(method="fedproto", models={"pool": ["mlp"]}, params={"batch_size": 8}, data={"row_schema": form})
     text = for_nodes(build(kind, PrivateData())).model_dump_json()
-    found = []
+    found: list[Any] = []
     for least in ({}, {"min_class_rows": 1}):
         data = {"wards": {"rows": path, **ALLOWED, "classes": ["one", "two", "rare"], **least}}
         ask = hosts(methods=["fedproto"], data=data, max_runs=9, state=tmp_path / f"state{len(found)}")

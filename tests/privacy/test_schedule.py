@@ -108,3 +108,22 @@ def test_a_message_is_from_whom_it_is_said_to_be(refs: Any, each: Any, hosts: Ho
     how: Any = {"method": "mix"} if "inbox" in refs else {"method": "give", "leave": True}
     refusal = ask.refused("do", doing(0, ask.host, tasks=[task], shared={"t": 0}, **how, **more))
     assert refusal.code == REFUSED and "must come from the peer" in refusal.words
+
+
+def test_nodes_that_were_taught_something_else_have_another_past_until_they_go_back(tmp_path: Path) -> None:
+    """Steering: a coordinator teaches nodes apart, and then asks all of them the same question."""
+    records = []
+    for name, taught in (("a", "mean"), ("b", "another mean"), ("c", "mean")):
+        (tmp_path / name).mkdir()
+        record = CallRecord(tmp_path / name, ["predict"])
+        record.take(0, 0, "local_train", -1, "t0", 1, again=False)
+        if name != "c":  # which is lost for a sum
+            record.take(1, 0, "predict", -1, "batch", 1, again=False)
+        record.take(2, 0, "distil", -1, taught, 1, again=False)
+        records.append(record)
+    a, b, c = records
+    assert a.past == c.past != b.past == CallRecord(tmp_path / "b", ["predict"]).past
+    for record in records:
+        record.back(0)
+        record.take(5, 0, "local_train", -1, "t0", 1, again=False)
+    assert a.past == b.past == c.past

@@ -71,7 +71,15 @@ def test_seven_of_ten_do_not_open_an_eighth_that_was_asked_another_question() ->
 
 @pytest.mark.parametrize(
     "changed",
-    [{"round": 1}, {"method": "answer"}, {"weight": ""}, {"expect": 1}, {"names": ["a", "b"]}, {"shared": {"t": 1}}],
+    [
+        {"round": 1},
+        {"method": "answer"},
+        {"weight": ""},
+        {"expect": 1},
+        {"names": ["a", "b"]},
+        {"shared": {"t": 1}},
+        {"past": "x"},
+    ],
 )
 def test_a_question_has_everything_that_is_asked(changed: dict[str, Any]) -> None:
     plain = {"round": 0, "method": "update", "weight": "rows", "expect": 0, "names": ["a"], "shared": {"t": 0}}
@@ -102,7 +110,7 @@ def take(those: list[SumKeeper], sum_name: str, shared: Any, lost: tuple[str, ..
 
     call: dict[str, Any] = {"round": round, "method": "update"}
     names = [one._own for one in those]
-    listed = [part for one in those for part in step(one, "keys", names, [])[1]]
+    listed = [part for one in those for part in step(one, "keys", names, [])[1][:4]]
     sealed = {one._own: dict(zip(*step(one, "shares", names, listed), strict=True)) for one in those}
     expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
     for one in those:
@@ -120,6 +128,17 @@ def test_a_sum_of_fewer_nodes_than_the_owner_wants_is_refused(tmp_path: Path) ->
     take(keepers(tmp_path / "a", 5, least=5), "s", {"t": 0})
     with pytest.raises(CallRefused, match="at least 5 nodes"):
         take(keepers(tmp_path / "b", 6, least=5)[:3], "s", {"t": 0})  # three of the six peers
+
+
+def test_a_sum_has_as_many_nodes_as_its_shares_of_noise_are_made_for(tmp_path: Path) -> None:
+    six = keepers(tmp_path, 6)
+    for one in six:
+        one._least = SumKeeper(
+            node(tmp_path / one._own, name=one._own, min_sum=3), None, {}, "run/1", one._record, one._participants, 0, 5
+        )._least
+    take(six[:5], "enough", {"t": 0})
+    with pytest.raises(CallRefused, match="at least 5 nodes"):
+        take(six, "two lost", {"t": 1}, lost=("n4", "n5"))
 
 
 def test_the_same_question_has_one_set_of_nodes_over_all_runs(tmp_path: Path) -> None:
@@ -179,8 +198,10 @@ class Session:
 def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_path: Path) -> None:
     expect = {"w": Shape("float32", 3), "rows": Shape("int64")}
 
-    def summed(run: int, count: int, gone: str = "") -> tuple[Any, set[str]]:
+    def summed(run: int, count: int, gone: str = "", steered: int = 0) -> tuple[Any, set[str]]:
         sessions: Any = [Session(one) for one in keepers(tmp_path, 6, quarantine=2)[:count]]
+        for session in sessions[:steered]:
+            session.keeper._past = lambda: "another distil"
 
         async def run_masked(session: Any, mask: Any) -> TaskResults:
             if session.name == gone:
@@ -189,8 +210,8 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
             reply = {"w": torch.ones(3), "rows": torch.tensor(4)}
             return TaskResults([session.keeper.masked(reply, request, {"t": run})])
 
-        def asked(names: Any) -> bytes:
-            return question(run, "update", "rows", spell(expect), names, {"t": run})
+        def asked(names: Any, past: str) -> bytes:
+            return question(run, "update", "rows", spell(expect), names, {"t": run}, past)
 
         work = secure_sum(sessions, run_masked, "run/1", "rows", 4, asked, (run, "update"))
         total, _, lost = asyncio.run(work)
@@ -199,6 +220,8 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
     assert summed(0, 6, gone="n2") == (20, {"n2"})
     assert summed(1, 6) == (20, {"n2"}) and summed(2, 6) == (20, {"n2"})
     assert summed(3, 6) == (24, set())
+    assert summed(4, 6, steered=1) == (20, {"n0"})  # it was taught something else before, or missed a call
+    assert summed(9, 6, steered=4) == (16, {"n4", "n5"})  # of nodes that were asked alike; min_sum bounds their number
 
 
 def opens_both(colluders: int) -> bool:

@@ -5,11 +5,12 @@ from pathlib import Path
 import typer
 
 from fedloom.cli.options import out, plain_table
-from fedloom.core.errors import PrivacyBudgetSpent
+from fedloom.core.errors import ConfigError, PrivacyBudgetSpent
 from fedloom.remote.node import approval, privacy_ledger
-from fedloom.remote.node.approval import What
+from fedloom.remote.node.audit import verify
 from fedloom.remote.node.budget import Budget
 from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.decision import What
 from fedloom.remote.node.terms import sha256
 
 _WORDS = {"waits": "waits", "approve": "approved", "stop": "stopped"}
@@ -59,6 +60,21 @@ def decide(config: NodeConfig, run: str, what: What, signer: Path | None) -> Non
         out.print(
             f"stopped{by}: run {found.run[:8]} ends here within a second. What it was sent cannot be called back."
         )
+
+
+def confirm(config: NodeConfig, signer: Path | None) -> None:
+    """Check the audit log, and sign the hash of its newest line; the node's process writes that into the log.
+
+    Raises:
+        ConfigError: nobody has the role audit, or the certificate is not theirs.
+        CheckpointError: the log was edited; nothing was signed.
+    """
+    who = approval.holder(config, signer, "audit")
+    if who is None:
+        raise ConfigError('--confirm needs somebody with the role audit: name them in roles of node.toml, as ["audit"]')
+    found = verify(config.state)
+    approval.confirm(config.state, found.newest, who)
+    out.print(f"{found.lines:,} lines are unchanged; confirmed by {who.name} up to the hash\n{found.newest}")
 
 
 def _spent(config: NodeConfig) -> list[str]:

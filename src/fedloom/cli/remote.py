@@ -132,6 +132,9 @@ def node(
     stop: Annotated[
         str | None, typer.Option(metavar="RUN", help="Stop a run here at once, also one that waits, and exit.")
     ] = None,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="As an auditor: check the audit log, sign its newest line, and exit.")
+    ] = False,
     signer: Annotated[
         Path | None,
         typer.Option(
@@ -168,18 +171,20 @@ def node(
     _log_as(log)
     config = config / "node.toml" if config.is_dir() else config
     cfg = read(config)
-    if runs or approve is not None or stop is not None:
+    if runs or confirm or approve is not None or stop is not None:
         from fedloom.cli import approval
 
         if runs:
             approval.show(cfg)
+        elif confirm:
+            approval.confirm(cfg, signer)
         elif approve is not None:
             approval.decide(cfg, approve, "approve", signer)
         elif stop is not None:
             approval.decide(cfg, stop, "stop", signer)
         return
     if signer is not None:
-        raise ConfigError("--as goes with --approve or --stop")
+        raise ConfigError("--as goes with --approve, --stop or --confirm")
     own = {cfg.cohort(data): (data.epsilon, data.delta) for data in cfg.data.values() if data.rows is not None}
     if accept_restored:
 
@@ -248,6 +253,8 @@ def verify(
         out.print(f"{found.refusals:,} lines of refused calls are unchanged")
     if found.unchained:
         out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
+    for name, time, key in found.confirmed[-3:]:
+        out.print(f"confirmed by {name} on {time[:16].replace('T', ' ')} UTC with the key {key}", markup=False)
     if found.torn:
         out.print(f"{found.torn:,} lines are incomplete: the process was killed while it wrote them")
 

@@ -268,7 +268,7 @@ def _work(
         show_learned(result.summary.get("learned", ()), out)
     if any(run.resolve()[2] == 0 for run in experiment.runs()):
         out.print("No round was run: the models are untrained.")
-    main = "rmse" if result.summary.get("task") == "number" else "accuracy"
+    main = "rmse" if experiment.compare is None and result.summary.get("task") == "number" else "accuracy"
     if experiment.compare is None and "clients" in result.summary[main]:
         counted, clients = len(result.summary[main]["clients"]), result.summary["clients"]
         out.print(f"{main} of {counted} of {clients} clients: the others were absent, or report none")

@@ -234,7 +234,7 @@ class ClientContext:
     device: str = "cpu"
     secret: int | None = None
     aggregator: Aggregator = MEAN
-    privacy_budget: Callable[[float, int, float], None] | None = None
+    privacy_budget: Callable[..., None] | None = None
     min_class_rows: int = 1
 
     @property

@@ -136,6 +136,11 @@ class MethodConfig(BaseModel):
         node refuses further calls; it answers a peer's question once for each peer."""
         return {}
 
+    def least_in_sum(self, context: ClientContext) -> int:
+        """The fewest parties whose replies a secure sum must have with these settings, at a party with this context; 0
+        for those that every sum needs. A node signs no smaller sum."""
+        return 0
+
     @property
     def exchanges(self) -> bool:
         """Whether clients exchange messages with these settings."""

@@ -220,6 +220,7 @@ def understand(
         test,
         None if groups is None else groups[kept],
         owners,
+        label,
     )
     dropped = {**table.dropped, label: "the label"}
     if options.group:

@@ -87,15 +87,16 @@ def simulate(
         (parties >= 2, "parties", "at least 2", parties),
         (data.test is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
     )
-    _check_classes(data.classes, ratios, parties=parties, majority=majority_classes, rare=rare_classes)
+    parts, names = data.strata
+    _check_classes(names, ratios, parties=parties, majority=majority_classes, rare=rare_classes)
     hold = _cells(data, parties, held, grid) if isinstance(data, Dataset) else _blocks(data, parties, held, grid, seed)
-    out = hold_out(data.y, data.test, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation)
+    out = hold_out(parts, data.test, seed=seed, fraction=test_fraction, limit=test_rows, validation=validation)
     pool, test = np.setdiff1d(np.arange(len(data.y)), out.apart), out.kept
-    y = data.y[pool]
+    y = parts[pool]
     order = alignment_order(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
     chosen = first_rows(order, y, aligned, rare=rare_classes, rare_rows=rare_rows)
-    shares = mixes(y, len(data.classes), ratios=ratios, majority=majority_classes, seed=seed)
-    own = deal_unaligned(order, y, chosen, shares, rows=unaligned, seed=seed, classes=data.classes)
+    shares = mixes(y, len(names), ratios=ratios, majority=majority_classes, seed=seed)
+    own = deal_unaligned(order, y, chosen, shares, rows=unaligned, seed=seed, classes=names)
     if everything:
         chosen, own = np.concatenate([chosen, *own]), [np.empty(0, dtype=np.int64)] * parties
     views = [
@@ -110,7 +111,13 @@ def simulate(
         )
         for party, (part, rows) in enumerate(zip(hold, own, strict=True))
     ]
-    return VerticalDataset(data.name, views[0].kind, data.classes, tuple(views), y[chosen], data.y[test])
+    labels, ranges = data.y[pool][chosen], None
+    target = (0.0, 1.0)
+    if not data.classes:
+        target, ranges = (float(labels.mean()), float(labels.std()) or 1.0), (names, y[chosen], parts[test])
+    return VerticalDataset(
+        data.name, views[0].kind, data.classes, tuple(views), labels, data.y[test], data.label, target, ranges
+    )
 
 
 def _check_classes(
@@ -175,6 +182,6 @@ def _view(
     if isinstance(data, Dataset):
         x = crop_cells(data.x, tuple(part["grid"]), part["cells"], rows)
         shift, scale = (np.tile(level, len(part["cells"])) for level in (data.shift, data.scale))
-        return PartyView(name, blank(x, present), shift, scale, *parts, data.y[own], part, present)
+        return PartyView(name, blank(x, present), shift, scale, *parts, data.strata[0][own], part, present)
     columns = {column: values[rows] for column, values in part.items()}
-    return table_view(name, columns, *parts, data.y[own], present)
+    return table_view(name, columns, *parts, data.strata[0][own], present)

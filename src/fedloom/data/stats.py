@@ -173,16 +173,17 @@ def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
     Γ is the ratio of the largest to the smallest class with rows, S the number of classes with rows. "dropped" are the
     columns of a table that are constant over a party's training rows.
     """
-    number = len(parties.classes)
+    names, aligned, test = parties.parts
+    number = len(names)
     counts = [None if view.truth is None else np.bincount(view.truth, minlength=number) for view in parties.views]
     known = [row for row in counts if row is not None]
     whole = np.sum(known, axis=0) if len(known) == len(counts) and np.sum(known) > 0 else None
     return {
         "name": parties.name,
         "kind": parties.kind,
-        "classes": list(parties.classes),
-        "aligned_counts": np.bincount(parties.labels, minlength=number).tolist(),
-        "test_counts": np.bincount(parties.test_labels, minlength=number).tolist(),
+        "classes": list(names),
+        "aligned_counts": np.bincount(aligned, minlength=number).tolist(),
+        "test_counts": np.bincount(test, minlength=number).tolist(),
         "parties": [_party(view, row, whole) for view, row in zip(parties.views, counts, strict=True)],
         "all": {**_imbalance(whole), "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known))},
     }

@@ -41,6 +41,8 @@ class RawTable:
     """(n,) int64 natural owner of each row, or None."""
     owners: tuple[str, ...] = ()
     """Names of the owners, if they are known."""
+    label: str = ""
+    """The name of the label, if it is known."""
 
     @property
     def task(self) -> Literal["classes", "number"]:
@@ -159,6 +161,12 @@ def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, 
         DataError: fewer than two classes.
     """
     codes, names = codes_of(labels.words)
+    numbers = labels.values if labels.values.dtype.kind == "f" else np.empty(0)
+    if (numbers != np.floor(numbers))[~np.isnan(numbers)].any():
+        raise DataError(
+            f"{what} must have classes, but has numbers with decimals: a number to predict is for one data set, whose "
+            "columns fedloom divides (data.name)."
+        )
     if len(names) < 2:
         raise DataError(f"{what} must have at least 2 classes, but its labels are {list(names)}.")
     return codes, names

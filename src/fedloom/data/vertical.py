@@ -74,13 +74,25 @@ class VerticalDataset:
     name: str
     kind: Kind
     classes: tuple[str, ...]
-    """K names."""
+    """K names; () for a number to predict."""
     views: tuple[PartyView, ...]
     """One for each party, the active one first."""
     labels: np.ndarray
-    """(N_a,) int64 classes of the aligned rows."""
+    """(N_a,) int64 classes of the aligned rows, or float64 numbers."""
     test_labels: np.ndarray
-    """(T,) int64 classes of the test rows."""
+    """(T,) int64 classes of the test rows, or float64 numbers."""
+    label: str = ""
+    """The name of the label, if it is known."""
+    target: tuple[float, float] = (0.0, 1.0)
+    """Of a number: the active party learns (number - shift) / scale. No other party needs these two."""
+
+    range_parts: tuple[tuple[str, ...], np.ndarray, np.ndarray] | None = None
+    """Of a number: the names of parts of its range, and those of the aligned and of the test rows: see `strata_of`."""
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+        """The names of the classes, or of parts of a number's range, and those of the aligned and of the test rows."""
+        return self.range_parts or (self.classes, self.labels, self.test_labels)
 
     def __post_init__(self) -> None:
         for problem in _dataset_problems(self):
@@ -196,7 +208,7 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
     names = [view.name for view in views]
     if len(set(names)) < len(names):
         yield f"names of parties must be unique, but are {names}"
-    if classes < 2:
+    if classes == 1:
         yield f"at least 2 classes are needed, not {data.classes}"
     for view in views:
         if view.kind != data.kind:
@@ -208,7 +220,10 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
     known = {"labels": (data.labels, sizes["aligned"][0]), "test_labels": (data.test_labels, sizes["test"][0])}
     known |= {f"the truth of {v.name!r}": (v.truth, len(v.truth)) for v in views if v.truth is not None}
     for what, (labels, size) in known.items():
-        if labels.dtype != np.int64 or labels.shape != (size,):
-            yield f"{what} must be ({size},) int64, not {labels.shape} {labels.dtype}"
-        if len(labels) and (labels.min() < 0 or labels.max() >= classes):
+        kind = np.int64 if classes or what.startswith("the truth") else np.float64
+        if labels.dtype != kind or labels.shape != (size,):
+            yield f"{what} must be ({size},) {np.dtype(kind)}, not {labels.shape} {labels.dtype}"
+        if not classes and not np.isfinite(labels).all():
+            yield f"{what} must be finite"
+        if classes and len(labels) and (labels.min() < 0 or labels.max() >= classes):
             yield f"{what} must be in 0..{classes - 1}, but range from {labels.min()} to {labels.max()}"

@@ -117,6 +117,8 @@ def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging:
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
     parties = _restored(plan, states, contributors)
     sent = {m: embedded(party, "test") for m, party in parties.items() if m is not None}
+    if plan.data.target is not None:
+        raise ConfigError("folders of parties with columns predict classes only, and this run predicts a number")
     tensors, inputs = zip(*(_content(plan, m, party) for m, party in parties.items()), strict=True)
     data = [message.encode(tree, LIMITS) for tree in tensors]
     file = Path(plan.run.method.partition(".py:")[0].removesuffix(".py") + ".py")

@@ -69,7 +69,7 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     tried, shared, first = 0, _Shared(), None
     for i, name in enumerate(_folders(trained.names.values())):
         party = trained.party(i)
-        if plan.contexts[i].network is None and tables.is_joint(party):
+        if plan.contexts[i].network is None and tables.has_trees(party):
             tried = max(tried, _write_trees(plan, data, name, party, done, staging))
             found.names.append(name)
             found.networks[name] = plan.architectures[i]
@@ -83,7 +83,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
         found.names.append(name)
         found.networks[name] = plan.architectures[i]
         shared.add(party, broadcast)
-    if found.names and first is None:  # all owners have the same trees
+    if found.names and first is None and not tables.is_joint(trained.party(plan.training[0])):
+        found.skipped[SERVER] = "each owner predicts by trees of its own besides; take an owner's folder"
+    elif found.names and first is None:  # all owners have the same trees
         _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
         found.names.append(SERVER)
         found.networks[SERVER] = plan.architectures[0]
@@ -191,10 +193,12 @@ def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[Any], don
 
 def _number(plan: RunPlan) -> dict[str, Any]:
     """What `model.json` says of a number to predict; {} for classes."""
-    target, data = plan.data.target, plan.data.dataset
-    if target is None or data is None:
+    target = plan.data.target
+    if target is None:
         return {}
-    return {"number": NumberInfo(label=data.label, shift=target.shift, scale=target.scale, variance=target.variance)}
+    return {
+        "number": NumberInfo(label=plan.data.label, shift=target.shift, scale=target.scale, variance=target.variance)
+    }
 
 
 def _is_plain(model: str, data: Dataset, classes: int, norm: Any, state: Mapping[str, Tensor]) -> bool:

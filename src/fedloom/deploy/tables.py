@@ -16,7 +16,11 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
 from fedloom.data.tables import MISSING
 from fedloom.deploy.models import ModelInputs
+from fedloom.methods.tables import steps
+from fedloom.methods.tables.fedboost import own_trees
 from fedloom.methods.tables.fedforest import FLOOR as FOREST_FLOOR
+from fedloom.methods.tables.fedforest import FedForestClient, own_forest
+from fedloom.trees.model import Trees, joined
 
 # `TreeNetwork` is written into folders as `Network`, with values of these names before it.
 BUFFERS: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -31,6 +35,12 @@ FLOOR = 0.0
 
 DIVISOR = 0
 """For a standardized number what the sum of leaves is divided by; 0 for classes."""
+OWNER = -1
+"""The owner's number, if it is the last column."""
+OWN_WEIGHT = 0.0
+"""The weight of the owner's own trees, the buffers `own_root` and so on, in the mean with the joint ones."""
+OWN_DIVISOR = 0
+"""As `DIVISOR`, of the owner's own trees."""
 
 
 class TreeNetwork(nn.Module):
@@ -39,11 +49,6 @@ class TreeNetwork(nn.Module):
     edges: torch.Tensor
     lengths: torch.Tensor
     category: torch.Tensor
-    root: torch.Tensor
-    feature: torch.Tensor
-    left: torch.Tensor
-    child: torch.Tensor
-    value: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +65,8 @@ class TreeNetwork(nn.Module):
                 gap = (part.sum(1) == 0) | (place == missing)
                 part = torch.where(gap, torch.tensor(float("nan")), place)[:, None]
             columns.append(part[:, :used])
+        if OWNER >= 0:
+            columns.append(torch.full((len(x), 1), float(OWNER)))
         raw = torch.cat(columns, 1)
         signed = (raw + 0.0).view(torch.int32).long() & 0xFFFFFFFF
         keys = torch.where(signed >= 2**31, 2**32 - 1 - signed, signed + 2**31)
@@ -72,20 +79,33 @@ class TreeNetwork(nn.Module):
             elif self.category[f]:
                 place = torch.zeros_like(place)
             bins[:, f] = torch.where(raw[:, f].isnan(), 0, place + 1)
-        total = torch.zeros(len(x), OUTPUTS, dtype=torch.long)
-        for t, root in enumerate(self.root.tolist()):
-            node = torch.full((len(x),), root)
-            while bool((self.feature[node] >= 0).any()):
-                feature = self.feature[node].long()
-                place = bins.gather(1, feature.clamp(min=0)[:, None])[:, 0]
-                left = (self.left[node, place // 8] >> (7 - place % 8)) & 1
-                node = torch.where(feature >= 0, self.child[node].long() + 1 - left, node)
-            if self.value.shape[1] == 1:
-                total[:, t % OUTPUTS] += self.value[node, 0]
-            else:
-                total += self.value[node]
+        joint = self.outputs(bins, "", DIVISOR)
+        if not OWN_WEIGHT:
+            return joint
+        own = self.outputs(bins, "own_", OWN_DIVISOR)
         if DIVISOR:
-            return (total.double() * 2.0**-20 / DIVISOR).float()
+            return (1 - OWN_WEIGHT) * joint + OWN_WEIGHT * own
+        return torch.log((1 - OWN_WEIGHT) * joint.softmax(-1) + OWN_WEIGHT * own.softmax(-1))
+
+    def outputs(self, bins: torch.Tensor, which: str, divisor: int) -> torch.Tensor:
+        """Logits (n, K), or a number (n, 1), of bins (n, F) by the joint trees, or those of the owner's rows alone."""
+        root, feature, left, child, value = (
+            self.get_buffer(which + name) for name in ("root", "feature", "left", "child", "value")
+        )
+        total = torch.zeros(len(bins), OUTPUTS, dtype=torch.long)
+        for t, first in enumerate(root.tolist()):
+            node = torch.full((len(bins),), first)
+            while bool((feature[node] >= 0).any()):
+                column = feature[node].long()
+                place = bins.gather(1, column.clamp(min=0)[:, None])[:, 0]
+                goes = (left[node, place // 8] >> (7 - place % 8)) & 1
+                node = torch.where(column >= 0, child[node].long() + 1 - goes, node)
+            if value.shape[1] == 1:
+                total[:, t % OUTPUTS] += value[node, 0]
+            else:
+                total += value[node]
+        if divisor:
+            return (total.double() * 2.0**-20 / divisor).float()
         if FLOOR:
             p = total / total.sum(1, keepdim=True)
             return torch.log(FLOOR + (1 - OUTPUTS * FLOOR) * p)
@@ -93,10 +113,22 @@ class TreeNetwork(nn.Module):
         return torch.cat([torch.zeros_like(s), s], 1) if OUTPUTS == 1 else s
 
 
+def has_trees(party: Party[Any]) -> bool:
+    """Whether a party's model are trees."""
+    return "trees" in party.STATE
+
+
 def is_joint(party: Party[Any]) -> bool:
-    """Whether a party's model are trees, the same at all owners."""
+    """Whether a party's trees are the same at all owners."""
     cfg = party.cfg
-    return "trees" in party.STATE and not (getattr(cfg, "mix", 0) or cfg.owner_column or getattr(cfg, "own_trees", 0))
+    return not (getattr(cfg, "mix", 0) or cfg.owner_column or getattr(cfg, "own_trees", 0))
+
+
+def own_of(party: Any) -> Trees | None:
+    """The trees of the party's own rows alone with which it predicts a mean, if any."""
+    if not getattr(party.cfg, "mix", 0):
+        return None
+    return own_forest(party) if isinstance(party, FedForestClient) else own_trees(party, party.cfg.mix)
 
 
 def inputs_of(data: Dataset) -> ModelInputs:
@@ -131,8 +163,15 @@ def encoded(data: Dataset, x: Tensor) -> Tensor:
 
 
 def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
-    """The source of a class `Network` and its state, for a party whose model are joint trees."""
-    state = {name: x for name, x in {**party.layout, **party.trees}.items() if isinstance(x, Tensor)}
+    """The source of a class `Network` and its state, for a party whose model are trees: the joint ones, and those of
+    its own rows with which it predicts."""
+    cfg, joint, own = party.cfg, party.trees, own_of(party)
+    if more := getattr(cfg, "own_trees", 0):
+        both = [steps.trees_of(joint), own_trees(party, more, start=party.scores)]
+        joint = steps.trees_tree(joined(both))
+    state = {name: x for name, x in {**party.layout, **joint}.items() if isinstance(x, Tensor)}
+    if own is not None:
+        state |= {f"own_{name}": x for name, x in steps.trees_tree(own).items()}
     rules = TableEncoder.from_dict(data.recipe).columns if data.recipe else ()
     columns = [
         (len(rule.names), 1, True, rule.words.index(MISSING) if MISSING in rule.words else -1)
@@ -148,6 +187,9 @@ def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
         "OUTPUTS": party.context.classes if forest or party.context.classes > 2 else 1,
         "FLOOR": FOREST_FLOOR if forest else 0.0,
         "DIVISOR": (len(party.trees["root"]) if averages else 1) if number else 0,
+        "OWNER": party.context.id if cfg.owner_column else -1,
+        "OWN_WEIGHT": float(steps.own_weight(party)) if own is not None else 0.0,
+        "OWN_DIVISOR": (len(own) if averages else 1) if number and own is not None else 0,
     }
     text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     source = inspect.getsource(TreeNetwork).replace("class TreeNetwork", "class Network")

@@ -214,7 +214,9 @@ class SumMember:
         return _derived(self._seal_key, self._listed[other].seal, b"shares", self._sum, names)
 
 
-def question(round: int, method: str, weight: str, expect: Tree, names: Collection[str], shared: Tree) -> bytes:
+def question(
+    round: int, method: str, weight: str, expect: Tree, names: Collection[str], shared: Tree, past: str = ""
+) -> bytes:
     """The hash of what the parties of a sum are asked: 32 bytes.
 
     Args:
@@ -223,9 +225,10 @@ def question(round: int, method: str, weight: str, expect: Tree, names: Collecti
         expect: the template of a reply.
         names: of all parties in the list of the sum.
         shared: the arguments, as parties decode them.
+        past: the hash of what the parties were asked before: parties that were steered apart have no sum.
     """
     facts: dict[str, Tree] = {"round": round, "method": method, "weight": weight, "expect": expect, "shared": shared}
-    return bytes.fromhex(digest({**facts, "names": sorted(names)}))
+    return bytes.fromhex(digest({**facts, "names": sorted(names), "past": past}))
 
 
 def unmasked(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.party import Party
+from fedloom.protect.skellam import skellam
 
 SIMULATED: Final = "simulated noise"
 """The note of a party whose draws come from the run's seed."""
@@ -47,6 +48,16 @@ class Draws:
         """The numbers (k,) of the rows of a random subset, each included independently with probability `rate`."""
         u = 1 - _uniform(rows) if self._rng is None else self._rng.random(rows)
         return torch.from_numpy(np.flatnonzero(u < rate))
+
+    def uniform(self, count: int) -> np.ndarray:
+        """Numbers (count,) float64 in [0, 1)."""
+        return 1 - _uniform(count) if self._rng is None else self._rng.random(count)
+
+    def skellam(self, half: int, count: int) -> Tensor:
+        """Skellam noise (count,) int64 of variance 2 · `half`: see `fedloom.protect.skellam`."""
+        if self._rng is None:
+            return torch.from_numpy(skellam(half, count))
+        return torch.from_numpy(self._rng.poisson(half, count) - self._rng.poisson(half, count))
 
     def blur(self, x: Tensor, deviation: float, sensitivity: float) -> Tensor:
         """`x` with independent Gaussian noise of this standard deviation on every number.
@@ -73,7 +84,7 @@ def draws(party: Party[object], purpose: str, *keys: int) -> Draws:
     return found
 
 
-def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0) -> None:
+def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0, excess: float = 0.0) -> None:
     """Charge releases to the budget of the party's rows, if it has one. Call it before they are made.
 
     Noise of a party without a secret protects nobody, so it is not a release that a budget could allow.
@@ -84,12 +95,13 @@ def charge(party: Party[object], sigma: float, count: int = 1, rate: float = 1.0
             counts as nothing in one of them.
         count: their number.
         rate: the probability with which each row is included.
+        excess: see `Releases`.
 
     Raises:
         PrivacyBudgetSpent: the budget does not allow them.
     """
     if party.context.privacy_budget is not None and party.context.secret is not None:
-        party.context.privacy_budget(sigma, count, rate)
+        party.context.privacy_budget(sigma, count, rate, *([excess] if excess else []))
 
 
 def or_nothing(party: Party[object], compute: Callable[[], Tensor], nothing: Tensor) -> Tensor:

@@ -179,15 +179,7 @@ class Credentials:
                 return False  # the key of a node's certificate issues no others
             if self.caller({"x509_pem_cert": [shown]}) != name:
                 return False
-            key = chain[0].public_key()
-            if isinstance(key, ec.EllipticCurvePublicKey):
-                key.verify(signature, text, ec.ECDSA(SHA256()))
-            elif isinstance(key, rsa.RSAPublicKey):
-                key.verify(signature, text, _PSS, SHA256())
-            elif isinstance(key, ed25519.Ed25519PublicKey):
-                key.verify(signature, text)
-            else:
-                return False
+            check_signature(chain[0], text, signature)
         except (ValueError, InvalidSignature, ConfigError, x509.ExtensionNotFound, x509.DuplicateExtension):
             return False
         return True
@@ -228,6 +220,23 @@ class Credentials:
         if why:
             raise EngineError(f"{untrusted}: {why}")
         return pem
+
+
+def check_signature(certificate: x509.Certificate, text: bytes, signature: bytes) -> None:
+    """Check that a certificate's key has signed a text; whose certificate it is must be checked apart.
+
+    Raises:
+        InvalidSignature: it has not, or the key is of a kind that signs nothing here.
+    """
+    key = certificate.public_key()
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, text, ec.ECDSA(SHA256()))
+    elif isinstance(key, rsa.RSAPublicKey):
+        key.verify(signature, text, _PSS, SHA256())
+    elif isinstance(key, ed25519.Ed25519PublicKey):
+        key.verify(signature, text)
+    else:
+        raise InvalidSignature
 
 
 def endpoint(address: str) -> tuple[str, int] | str:

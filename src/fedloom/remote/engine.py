@@ -137,9 +137,9 @@ class NetEngine(Engine):
             d = size(expect, weight)
             return await secure_sum(sessions, run_masked, context, weight, d, asked, call, self._colluders)
 
-        def asked(names: Sequence[str]) -> bytes:
+        def asked(names: Sequence[str], past: str) -> bytes:
             first, arguments = tasks[0], message.decode(shared)
-            return question(first.round, first.method, weight or "", spell(expect), names, arguments)
+            return question(first.round, first.method, weight or "", spell(expect), names, arguments, past)
 
         total, notes, lost = self._await(summed())
         for name, task in by_name.items():

@@ -33,7 +33,7 @@ async def secure_sum(
     context: str,
     weight: str | None,
     d: int,
-    asked: Callable[[Sequence[str]], bytes],
+    asked: Callable[[Sequence[str], str], bytes],
     call: tuple[int, str],
     colluders: int = 0,
 ) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
@@ -45,7 +45,7 @@ async def secure_sum(
         context: of the run and its start, as nodes know it.
         weight: the name of the weight in a reply.
         d: the number of integers of a reply.
-        asked: the `question` of the sum, from the names in its list.
+        asked: the `question` of the sum, from the names in its list and the past of most nodes.
         call: the round and the method.
         colluders: see `threshold`.
 
@@ -73,15 +73,22 @@ async def secure_sum(
 
     async def keys(session: NodeSession) -> tuple[list[str], list[bytes]]:
         unwanted, parts = await session.sum_step(name, "keys", call, [*by_name])
-        if len(parts) != 4:
-            raise MessageError("keys have four parts")
+        if len(parts) != 5:
+            raise MessageError("keys have five parts")
         return unwanted, parts
 
     answered = await each([*by_name], keys)
     refusals = Counter(one for unwanted, _ in answered.values() for one in {*unwanted})
-    shown = {one: parts for one, (_, parts) in answered.items() if 2 * refusals[one] <= len(answered)}
+    past = max(pasts := [parts[4] for _, parts in answered.values()], key=pasts.count, default=b"")
+    shown = {
+        one: parts[:4]
+        for one, (_, parts) in answered.items()
+        if 2 * refusals[one] <= len(answered) and parts[4] == past
+    }
     for one in answered.keys() - shown.keys():  # a lost node stays out for a while; a few liars keep nobody out
-        lost[one] = Failure(rpc_errors.REFUSED, f"{one}: most other nodes do not add with it in this round")
+        lost[one] = Failure(
+            rpc_errors.REFUSED, f"{one}: most other nodes do not add with it now, or were asked otherwise before"
+        )
     listed = [part for parts in shown.values() for part in parts]
 
     async def shares(session: NodeSession) -> dict[str, bytes]:
@@ -128,7 +135,8 @@ async def secure_sum(
     keys_by_name = {one: Keys(*parts[:3]) for one, parts in shown.items()}
     try:
         total = await asyncio.to_thread(
-            unmasked, keys_by_name, [*sealed], vectors, shares_opened, f"{context}/{name}".encode(), asked([*shown]),
+            unmasked, keys_by_name, [*sealed], vectors, shares_opened, f"{context}/{name}".encode(),
+            asked([*shown], past.decode(errors="replace")),
             colluders,
         )  # fmt: skip
     except MessageError as error:

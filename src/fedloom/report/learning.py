@@ -63,7 +63,7 @@ def learning(run: Run) -> PageSection:
     s = run.summary
     levels = [] if s.chance is None else [Level("chance", s.chance)]
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
-    if s.scores:
+    if s.scores and s.task == "classes":
         balanced = SCORES[Metric("balanced accuracy")]
         lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
     main, caption = lines[0], "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."

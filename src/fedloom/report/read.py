@@ -181,7 +181,7 @@ def _so_far(
         found = over_groups(final, names, modes, partition.unseen, task)
         dataset, clients = data.get("name"), data.get("clients")
     else:
-        found = joint_scores(final, held.ids(party for _, party in final), [*modes])
+        found = joint_scores(final, held.ids(party for _, party in final), [*modes], task)
         dataset, clients = parsed(folder / "partition.json")["parties"].get("name", data.get("name")), partition.number
     values = {
         "name": settings.get("name") or str(settings.get("method", "")),

@@ -51,13 +51,14 @@ TOGETHER = SeriesStyle(INK, dash=(8, 3, 2, 3))
 def lead(run: Run, length: str) -> str:
     """The result in a sentence, after a length of training."""
     s = run.summary
-    more = [f"{_inside(name)} {fmt.metric(v, SCORES[name].share)}" for name, v in s.scores.items() if name != GLOBAL]
+    more = [f"{_inside(name)} {fmt.metric(v, SCORES[name].share)}" for name, v in s.scores.items() if name != s.on_test]
     alone = "" if s.messages else ", without any message between them"
+    number = len(run.partition.classes)
+    what = f" with {fmt.times(number, 'class', 'classes')}" if s.task == "classes" else ""
     return (
         f"{fmt.capital(fmt.times(s.clients, 'party', 'parties'))} with different columns of the same rows, one of "
-        f"which holds the labels, reached an accuracy of {fmt.percent(s.overall.mean)} on "
-        f"{fmt.whole(run.partition.test)} test rows of {s.dataset} with "
-        f"{fmt.times(len(run.partition.classes), 'class', 'classes')} "
+        f"which holds the labels, reached an {s.on_test.noun} of {fmt.metric(s.overall.mean, s.on_test.share)} on "
+        f"{fmt.whole(run.partition.test)} test rows of {s.dataset}{what} "
         f"({', '.join(more)}) after {length}{alone}"
     )
 
@@ -70,6 +71,13 @@ def _inside(name: Metric) -> str:
 def tiles(run: Run) -> Iterable[Tile]:
     """The scores, each with its value at chance."""
     s, number = run.summary, len(run.partition.classes)
+    if s.task == "number":
+        unit = f"in the unit of {s.label}; lower is better" if s.label else "lower is better"
+        about = {"rmse": unit, "mae": unit, "r2": "1 is perfect; the mean gives 0"}
+        yield from (Tile(SCORES[one].title, fmt.metric(v, False), about[one.name]) for one, v in s.scores.items())
+        if s.chance is not None:
+            yield Tile("Chance", fmt.metric(s.chance, False), "RMSE of always the mean")
+        return
     error = 100 * math.sqrt(s.overall.mean * (1 - s.overall.mean) / max(1, run.partition.test))
     frequent = np.array(run.partition.parties.test_counts if run.partition.parties else (1,), dtype=float)
     shares = frequent[frequent > 0] / frequent.sum()
@@ -92,6 +100,8 @@ def classes(run: Run) -> PageSection | None:
     """Recall by class, and classes without aligned rows."""
     held, s = run.partition.parties, run.summary
     assert held is not None
+    if s.task == "number":
+        return None
     found = [run.measured.get((f"recall {name}", "", run.last)) for name in run.partition.classes]
     recall = np.array([series[1][-1] if series else math.nan for series in found])
     aligned, test = np.array(held.aligned_counts), np.array(held.test_counts)

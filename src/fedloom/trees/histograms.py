@@ -136,12 +136,12 @@ def sums(index: np.ndarray, weights: np.ndarray, cells: int) -> np.ndarray:
     It is the product of a sparse matrix of ones with the weights: SciPy's loop over it is three times as fast as
     `np.bincount`, and adds integers.
     """
-    from scipy.sparse import csr_array
+    from scipy.sparse import csc_array
 
     m, k = index.shape
     ends = np.arange(0, m * k + 1, k, dtype=np.int32)
     ones = _ones(1 << max(m * k - 1, 0).bit_length())[: m * k]  # of a power of two, so that few are kept
-    found: np.ndarray = csr_array((ones, index.ravel(), ends), shape=(m, cells)).T @ weights
+    found: np.ndarray = csc_array((ones, index.ravel(), ends), shape=(cells, m)) @ weights
     return found
 
 

@@ -25,6 +25,7 @@ class DataAssignment:
         name: of the data set.
         classes: K names; () for a number to predict.
         target: the scale of a number to predict; None for classes.
+        label: the name of the label, if it is known.
         digest: of the content of the data.
         common: digest of what must be equal at the coordinator and all nodes.
         public_digest: of the public rows.
@@ -52,6 +53,7 @@ class DataAssignment:
     server_rows: np.ndarray = field(default_factory=lambda: np.arange(0))
     parties: VerticalDataset | None = None
     target: Number | None = None
+    label: str = ""
 
     @property
     def task(self) -> Task:

@@ -54,7 +54,7 @@ def build_party(
     *,
     device: str = "cpu",
     secret: int | None = None,
-    privacy_budget: Callable[[float, int, float], None] | None = None,
+    privacy_budget: Callable[..., None] | None = None,
     min_class_rows: int = 1,
 ) -> NodeParty:
     """Build one party of a run, without a server or other parties.

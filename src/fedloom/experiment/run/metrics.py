@@ -148,6 +148,10 @@ def in_words(metric: Metric, value: float) -> str:
     return f"{value:.1%}" if metric.share else f"{value:.4g}"
 
 
+OF_NUMBERS = (RMSE.name, "mae", "r2")
+"""The names of the scores of a number."""
+
+
 def described(metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
     """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`.
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.engine import Engine
-from fedloom.core.errors import MessageError
+from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Template, Tree, floats
 from fedloom.core.scores import NUMBER_SCORED, number_scores
 from fedloom.core.task import Number
@@ -61,6 +63,23 @@ def by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Tree]) -> I
             yield "loss mean", float(np.mean([*errors.values()])) / 2, ""
             chances = [float(np.sqrt(float(score["chance"]))) for score in scores.values()]
             yield CHANCE, target.scale * float(np.mean(chances)), ""
+
+
+def of_joint(plan: RunPlan, outputs: Tensor) -> Iterator[Measured]:
+    """The scores of a joint prediction from the active party's outputs (n, W).
+
+    Raises:
+        MethodError: the outputs are not finite.
+    """
+    target, y = _target(plan), plan.data.labels["test"][0]
+    if not outputs.isfinite().all():
+        raise MethodError("predictions are not finite, as training diverged: lower params.lr")
+    labels = torch.from_numpy(target.standardized(y)).to(outputs.device)
+    found = number_scores(y, target.in_unit(target.predicted(outputs).cpu().numpy()))
+    yield RMSE.mean, found["rmse"], ""
+    yield RMSE.std, 0.0, ""
+    yield "loss mean", float(target.loss(outputs, labels)), ""
+    yield from ((name, found[name], "") for name in NUMBER_SCORED if np.isfinite(found[name]))
 
 
 def client_errors(

@@ -19,7 +19,7 @@ from pydantic import (
 
 from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run import metrics
-from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OWN, SCORES, Metric, parse, prepared
+from fedloom.experiment.run.metrics import ATTACK, GLOBAL, MAIN, OF_NUMBERS, OWN, SCORES, Metric, parse, prepared
 
 T = TypeVar("T")
 Final: TypeAlias = Mapping[tuple[str, str], float]
@@ -341,19 +341,26 @@ def over_groups(
     }
 
 
-def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
+def joint_scores(
+    final: Final, names: Sequence[str], eval_modes: Sequence[str], task: TaskKind = "classes"
+) -> dict[str, Any]:
     """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties alone,
     and success of attacks."""
-    accuracy = final[GLOBAL.mean, ""]
+    main = MAIN[task][0]
+    reached = final[main.mean, ""]
     attacks: dict[str, dict[str, float]] = {}
     for (text, party), value in final.items():
         if party and (metric := parse(text)).name == ATTACK:
             attacks.setdefault(metric.mode, {})[party] = value
     return {
-        "accuracy": Spread(mean=accuracy, std=0.0, per_client=[accuracy]),
-        "own_accuracy": None,
+        main.name: Spread(mean=reached, std=0.0, per_client=[reached]),
+        f"own_{main.name}": None,
         "eval_modes": {},
-        "scores": {name: final[score.column, ""] for name, score in SCORES.items() if (score.column, "") in final},
+        "scores": {
+            name: final[score.column, ""]
+            for name, score in SCORES.items()
+            if (score.column, "") in final and (task == "classes" or name.name in OF_NUMBERS)
+        },
         "alone": {
             eval_mode: {
                 "test": over_clients(final, replace(GLOBAL, mode=eval_mode), names),

@@ -65,7 +65,7 @@ def _task(plan: RunPlan) -> dict[str, Any]:
     """What a run predicts, where this is a number."""
     if plan.data.target is None:
         return {}
-    return {"task": "number", "label": "" if plan.data.dataset is None else plan.data.dataset.label}
+    return {"task": "number", "label": plan.data.label}
 
 
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
@@ -157,7 +157,7 @@ def summarize(
         seconds={"total": sum(record.seconds.values()), **record.seconds},
         failures=len(fed.failures),
         failure_reasons=dict(Counter(failure.reason for failure in fed.failures)),
-        public_sha256=plan.data.public_digest,
+        public_sha256=None if "raw rows" in plan.method.needs else plan.data.public_digest,  # these use none
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
         warnings=list(warnings),

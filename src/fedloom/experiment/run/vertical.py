@@ -13,10 +13,11 @@ from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import decide
 from fedloom.core.scores import calibration_error
 from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run import numbers
 from fedloom.experiment.run.attacks import label_attacks, successes
 from fedloom.experiment.run.evaluate import Measured, call_all, check_predictions, classifier_metrics, recalls
 from fedloom.experiment.run.leaks import of_columns
-from fedloom.experiment.run.metrics import GLOBAL, OWN, Metric
+from fedloom.experiment.run.metrics import GLOBAL, MAIN, OWN, Metric
 from fedloom.experiment.run.result import Final, joint_scores
 from fedloom.protect.leaks import Leak
 
@@ -25,17 +26,20 @@ class VerticalEvaluation:
     """The evaluation of a vertical run, see `Evaluation`."""
 
     def main_metric(self, plan: RunPlan) -> Metric:
-        """Accuracy of the joint prediction."""
-        return GLOBAL
+        """Accuracy of the joint prediction, or its error."""
+        return MAIN[plan.data.task.kind][0]
 
     def party_metrics(self, plan: RunPlan) -> set[Metric]:
         """Accuracy in the method's first evaluation mode, in which parties predict alone."""
-        return {replace(GLOBAL, mode=eval_mode) for eval_mode in plan.cfg.eval_modes[:1]}
+        return {replace(self.main_metric(plan), mode=eval_mode) for eval_mode in plan.cfg.eval_modes[:1]}
 
     def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Measured]:
         """Evaluate the joint prediction, each party alone in the evaluation modes, and attacks on labels."""
         labels, classes = plan.data.labels, plan.data.classes
         parts = _contributions(plan, engine, "test")
+        if plan.data.target is not None:
+            yield from numbers.of_joint(plan, decide(plan.server, parts))
+            return
         probabilities, y = torch.softmax(decide(plan.server, parts), -1).cpu().numpy(), labels["test"][0]
         if not np.isfinite(probabilities).all():
             raise MethodError("predictions are not finite, as training diverged: lower params.lr")
@@ -74,7 +78,7 @@ class VerticalEvaluation:
 
     def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """The fields of `RunSummary` for a joint prediction: its scores, each party alone, and attacks."""
-        return joint_scores(final, parties, plan.cfg.eval_modes)
+        return joint_scores(final, parties, plan.cfg.eval_modes, plan.data.task.kind)
 
 
 def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:

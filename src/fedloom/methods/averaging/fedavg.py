@@ -17,12 +17,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.page import EVERY_TASK, Federation, Guarantee, Method, ModelError, Party, Shape, Template, Tree
+from fedloom.core.fixed_point import threshold
+from fedloom.core.page import (
+    EVERY_TASK,
+    ClientContext,
+    Federation,
+    Guarantee,
+    Method,
+    ModelError,
+    Party,
+    Shape,
+    Template,
+    Tree,
+)
 from fedloom.methods import steps
-from fedloom.methods.averaging import private
+from fedloom.methods.averaging import private, shares
 
 
 class FedAvgConfig(steps.LocalSGDConfig):
@@ -40,7 +52,17 @@ class FedAvgConfig(steps.LocalSGDConfig):
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
         """The privacy guarantee of the weights, if `dp` is set."""
-        return private.guarantees(self)
+        return shares.guarantees(self) if self.dp.noise == "shares" else private.guarantees(self)
+
+    def least_in_sum(self, context: ClientContext) -> int:
+        """As many as the shares of noise are made for."""
+        return threshold(context.parties, context.aggregator.colluders) if self.dp.noise == "shares" else 0
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> "FedAvgConfig":
+        if self.dp.noise == "shares" and (self.personal_head or self.clients_per_round is not None):
+            raise ValueError('dp.noise = "shares" needs clients_per_round = "none" and personal_head = false')
+        return self
 
 
 @final
@@ -60,6 +82,9 @@ class FedAvgClient(Party[FedAvgConfig]):
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """ClientUpdate: train on own rows, starting from the server's weights."""
         steps.set_weights(self, weights)
+        if self.cfg.dp.noise == "shares":
+            honest = self.cfg.least_in_sum(self.context) - self.context.aggregator.colluders
+            return {"gradient": shares.noisy_gradient(self, list(weights), honest, t=t), "rows": self.row_count}
         train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
         train(self, t=t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
@@ -106,6 +131,9 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
 def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
+    if cfg.dp.noise == "shares":
+        yield from shares.step(fed, server, chosen, cfg, t, cfg.least_in_sum(server.context))
+        return
     sent = {"weights": server.weights}
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
     mean = fed.mean(chosen, "update", shared={"t": t, **sent}, expect=template, weight="rows", around=sent)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from fedloom.core.page import Guarantee, ModelError, Party
@@ -43,12 +43,21 @@ class TrainingPrivacy(BaseModel):
 
     unit: Literal["none", "rows"] = "none"
     """What is protected: each row, by noise at its client (DP-SGD)."""
+    noise: Literal["own", "shares"] = "own"
+    """Who adds the noise: each client all of it, to its own weights; or every client a share of it, to a secure sum of
+    gradients, one step a round (fedavg)."""
     sigma: float = Field(1.0, gt=0)
     """Noise multiplier σ: the noise has standard deviation σ C."""
     clip: float = Field(1.0, gt=0)
     """Clipping norm C of a row's gradient."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """δ at which ε is reported."""
+
+    @model_validator(mode="after")
+    def _check_noise(self) -> "TrainingPrivacy":
+        if self.noise == "shares" and self.unit == "none":
+            raise ValueError('noise = "shares" needs unit = "rows"')
+        return self
 
     @field_validator("unit", mode="before")
     @classmethod
@@ -95,6 +104,8 @@ def check(party: Party[PrivateTraining]) -> None:
     cfg = party.cfg
     if cfg.dp.unit != "rows":
         return
+    if cfg.dp.noise == "shares" and not party.context.aggregator.secure:
+        raise ModelError('params.dp.noise = "shares" hides in secure sums alone: set aggregate.secure = true')
     if cfg.lr * cfg.dp.sigma * cfg.dp.clip > LARGEST_STEP:
         raise ModelError(f"params.lr * params.dp.sigma * params.dp.clip is above {LARGEST_STEP:g}: lower one of them")
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()):

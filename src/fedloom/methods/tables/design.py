@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom.core.page import Aggregator, Federation, MethodConfig, MethodError, Party, Shape
 from fedloom.methods.tables import newton
+from fedloom.methods.tables.long_sums import decimal, shortest
 from fedloom.methods.tables.steps import kept, refusal, tensors
 
 
@@ -69,8 +70,9 @@ def labels(party: Party[Any]) -> list[str]:
 
 
 def columns(party: Party[Any], x: Tensor) -> np.ndarray:
-    """The columns (n, p) float64 of rows x (n, ...), NaN where a value is missing: see `labels`."""
-    raw = x.flatten(1).double().cpu().numpy()
+    """The columns (n, p) float64 of rows x (n, ...), NaN where a value is missing: see `labels`. Numbers are the
+    decimal ones that were read."""
+    raw = decimal(x.flatten(1).float().cpu().numpy())
     parts, left_out = [np.empty((len(raw), 0))], time_column(party)
     for f, (values, words) in enumerate(zip(raw.T, party.context.words, strict=True)):
         if f == left_out:
@@ -91,7 +93,10 @@ def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows, at = party.context.rows, time_column(party)
         x, raw = columns(party, rows.every), rows.every.flatten(1).double().cpu().numpy()
         y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
-        y = y if party.context.target is None else party.context.target.in_unit(y)
+        if (target := party.context.target) is not None:
+            y = shortest(
+                target.in_unit(y), target.scale * 2.0**-24 * np.maximum(np.abs(y.astype(np.float64)), 2.0**-20)
+            )
         time = np.zeros(len(x)) if at is None else raw[:, at]
         whole = ~(np.isnan(x).any(1) | np.isnan(time) | np.isnan(y))
         return x[whole], y[whole], time[whole]

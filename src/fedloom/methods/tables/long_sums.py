@@ -1,4 +1,4 @@
-"""Exact sums of floats: each number as whole numbers of 36 bits, which owners add up."""
+"""Exact sums of floats, as whole numbers of 36 bits that owners add up; and the decimal numbers of floats."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -44,3 +44,31 @@ def opened(sums: np.ndarray, lowest: int) -> list[Fraction]:
 def whole(row: Sequence[int]) -> int:
     """The whole number whose parts these are."""
     return sum(int(part) << (WORD * k) for k, part in enumerate(row))
+
+
+_TENS = np.array([float(f"1e{k}") for k in range(60)])
+
+
+def shortest(x: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """For each number x (…) float64 the one with the fewest digits that is within its `reach` (…), else x itself.
+
+    So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read.
+    """
+    out, left = x.copy(), np.isfinite(x) & (x != 0)
+    first = np.floor(np.frexp(x)[1] * 0.30103).astype(np.int64)
+    for digits in range(18):
+        if not left.any():
+            break
+        v, places = x[left], digits - first[left]
+        up, down = _TENS[places.clip(0, 59)], _TENS[(-places).clip(0, 59)]
+        found = np.rint(v * up / down) / up * down
+        close = np.abs(found - v) <= reach[left]
+        at = np.flatnonzero(left)[close] if x.ndim == 1 else tuple(np.argwhere(left)[close].T)
+        out[at] = found[close]
+        left[at] = False
+    return out
+
+
+def decimal(x: np.ndarray) -> np.ndarray:
+    """The decimal numbers (…) float64 that were read as these float32 numbers."""
+    return shortest(x.astype(np.float64), np.spacing(np.abs(x)).astype(np.float64) / 2)

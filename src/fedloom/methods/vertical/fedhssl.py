@@ -41,7 +41,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.page import Aggregator, Federation, Method, MethodError, Party, Shape, Template, Tree, floats
+from fedloom.core.page import (
+    EVERY_TASK,
+    Aggregator,
+    Federation,
+    Method,
+    MethodError,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    floats,
+)
 from fedloom.methods.vertical import self_supervision as selfsup
 from fedloom.methods.vertical import steps
 
@@ -324,5 +335,6 @@ METHODS = (
         client=FedHSSLPassive,
         server=FedHSSLActive,
         setting="vertical",
+        tasks=EVERY_TASK,
     ),
 )

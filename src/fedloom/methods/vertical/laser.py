@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party, floats
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party, floats
 from fedloom.methods.vertical import steps
 
 
@@ -144,7 +143,8 @@ class LaserActive(Party[LaserConfig]):
         if self.cfg.weighing == "row":
             weights = weights / (2.0 ** here.sum(1) - 1).clamp(min=1)[:, None, None]
         used = weights > 0
-        losses = F.cross_entropy(self.model(set_means(parts, sets)[used]), y[used.nonzero()[:, 0]], reduction="none")
+        outputs = self.model(set_means(parts, sets)[used])
+        losses = self.context.task.loss(outputs, y[used.nonzero()[:, 0]], "none")
         return (losses * weights[used].to(losses.dtype)).sum() / here.any(1).sum()
 
     def learn(self, parts: Mapping[int, Tensor], number: int, step: int) -> dict[int, dict[str, Tensor]]:
@@ -200,6 +200,7 @@ METHODS = (
         server=LaserActive,
         presets={"paper": PAPER},
         setting="vertical",
+        tasks=EVERY_TASK,
         any_contributor=True,
     ),
 )

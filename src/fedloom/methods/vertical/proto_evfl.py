@@ -266,6 +266,7 @@ METHODS = (
         name="proto-evfl",
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
         paper="W. Guo et al.: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
+        only_classes="it compares prototypes of classes",
         family="vertical",
         config=proto.ProtoEVFLConfig,
         round=round,

@@ -119,6 +119,7 @@ METHODS = (
         name="proto-student",
         title="Proto-EVFL's messages; extractors trained on pseudo-labels from prototypes",
         paper="none; of this library, on Proto-EVFL's protocol",
+        only_classes="it compares prototypes of classes",
         family="vertical",
         config=ProtoStudentConfig,
         round=proto_evfl.round,

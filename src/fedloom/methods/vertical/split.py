@@ -26,7 +26,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import BATCH_CACHE, Federation, MessageError, Method, MethodError, Party, Shape, floats
+from fedloom.core.page import (
+    BATCH_CACHE,
+    EVERY_TASK,
+    Federation,
+    MessageError,
+    Method,
+    MethodError,
+    Party,
+    Shape,
+    floats,
+)
 from fedloom.methods.vertical import steps
 
 
@@ -117,8 +127,9 @@ class SplitActive(Party[steps.SplitConfig]):
             return steps.learn(self, parts, number, step)
         sent = steps.joint(parts).requires_grad_()
         labels = torch.stack([steps.labels(self, who) for who in people.values()], 1)
-        target = mixed_labels(labels, self.context.classes)
-        self.note("loss", self.minimize(lambda: F.cross_entropy(self.model(sent), target)))
+        number = self.context.target is not None
+        target = labels.mean(1) if number else mixed_labels(labels, self.context.classes)
+        self.note("loss", self.minimize(lambda: self.context.task.loss(self.model(sent), target)))
         assert sent.grad is not None
         return {m: {"cut": cut.contiguous()} for m, cut in zip(parts, sent.grad.unbind(1), strict=True)}
 
@@ -204,6 +215,7 @@ SPLIT = Method(
     server=SplitActive,
     presets={"paper": PAPER},
     setting="vertical",
+    tasks=EVERY_TASK,
 )
 
 METHODS = (

@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party
 from fedloom.methods.vertical import self_supervision as selfsup
 from fedloom.methods.vertical import steps
 from fedloom.methods.vertical.split import SplitActive
@@ -149,5 +149,6 @@ METHODS = (
         client=SSVFLPassive,
         server=SplitActive,
         setting="vertical",
+        tasks=EVERY_TASK,
     ),
 )

@@ -330,7 +330,7 @@ def learn(
 ) -> dict[int, dict[str, Tensor]]:
     """One step of the active party; the gradient (B, d) of the loss in each party's embeddings."""
     sent, y = joint(parts).requires_grad_(), labels(active, batch_indices(active, number, step))
-    active.note("loss", active.minimize(lambda: F.cross_entropy(active.model(sent), y)))
+    active.note("loss", active.minimize(lambda: active.context.task.loss(active.model(sent), y)))
     assert sent.grad is not None
     cuts = [cut.contiguous() for cut in sent.grad.unbind(1)]  # as a decoded message has them: the same sums
     return {m: {"cut": cut} for m, cut in zip(parts, cuts, strict=True)}
@@ -371,7 +371,7 @@ def exposed_gradients(active: Party[SplitConfig], contributions: Mapping[int, Te
     state, which does not change."""
     sent = joint(contributions).requires_grad_()
     with active.scratch():
-        loss = F.cross_entropy(active.model(sent), labels(active), reduction="sum") / active.cfg.batch_size
+        loss = active.context.task.loss(active.model(sent), labels(active), "sum") / active.cfg.batch_size
         (cut,) = torch.autograd.grad(loss, sent)
     kind = "logit gradients" if active.cfg.top_model == "sum" else "gradients"
     return {kind: dict(zip(contributions, cut.unbind(1), strict=True))}

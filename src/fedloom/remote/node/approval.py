@@ -9,7 +9,7 @@ import json
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,6 +19,7 @@ from fedloom.remote import rpc_errors
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, Role
+from fedloom.remote.node.decision import AUDIT, RunDecision, What
 from fedloom.remote.node.terms import sha256
 from fedloom.remote.rpc_errors import CallRefused, refused
 
@@ -26,7 +27,7 @@ FOLDER: Final = "approval"
 ACCEPTED: Final = "accepted.json"
 MOST_WAITING: Final = 100
 """Runs that may wait at a node."""
-What = Literal["approve", "stop"]
+_STOPPED: Final = "stopped"
 _log = logging.getLogger("fedloom.node")
 
 
@@ -46,35 +47,6 @@ class WaitingRun(BaseModel):
     caller: str
     since: str
     text: str
-
-
-class RunDecision(BaseModel):
-    """A site's decision about a run.
-
-    Attributes:
-        run: its id.
-        what: to approve or to stop it.
-        sha256: of the text that was shown.
-        time: in UTC.
-        by: the name in the certificate; "" without one.
-        certificate: in PEM.
-        signature: of the other fields, in hexadecimal digits.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run: str
-    what: What
-    sha256: str
-    time: str
-    by: str = ""
-    certificate: str = ""
-    signature: str = ""
-
-    @property
-    def signed(self) -> bytes:
-        """The text that is signed."""
-        return b"fedloom decision " + self.model_dump_json(exclude={"signature"}).encode()
 
 
 class Approvals:
@@ -119,14 +91,28 @@ class Approvals:
 
     def check_stop(self, run: str) -> None:
         """Raise CallRefused if the site has stopped a run."""
-        found = self._decision(run)
-        if found is not None and found.what == "stop":
+        if self.stopped(run):
             raise CallRefused(rpc_errors.STOPPED, f"this site has stopped run {run[:8]}")
 
-    def stopped(self, run: str) -> RunDecision | None:
-        """The decision to stop a run, if there is one."""
+    def stopped(self, run: str) -> str:
+        """Who has stopped a run; "" for nobody. It stays stopped when the certificate of whoever stopped it ends."""
         found = self._decision(run)
-        return found if found is not None and found.what == "stop" else None
+        if found is not None and found.what == "approve":
+            return ""
+        if found is not None and self._accepted.get(run) != _STOPPED:
+            self._keep(run, _STOPPED)
+        return (found.by if found is not None else "") or "a user of this machine" * (
+            self._accepted.get(run) == _STOPPED
+        )
+
+    def confirm(self) -> None:
+        """Write what an auditor has confirmed of the audit log into it, once."""
+        path = self._folder / f"{AUDIT}.decision"
+        if path.exists():
+            found = self._decision(AUDIT)
+            if found is not None and found.what == "audit" and found.by:
+                self._audit.write("confirmed", found.by, newest=found.sha256, decision=found.model_dump())
+            path.unlink()
 
     def _decision(self, run: str) -> RunDecision | None:
         """The newest decision about a run, if it counts."""
@@ -151,7 +137,7 @@ class Approvals:
         if not self._config.roles:
             return ""
         if found.what not in self._config.roles.get(found.by, ()):
-            return f"roles of node.toml does not let {found.by!a} {found.what} runs"
+            return f"roles of node.toml does not let {found.by!a} {found.what}"
         if self._credentials is None:
             return "signatures cannot be checked in the insecure mode"
         try:
@@ -166,10 +152,13 @@ class Approvals:
 
     def _accept(self, run: str, caller: str, text: str, by: str) -> None:
         self._audit.write("approved", caller, run=run, by=by, summary=sha256(text))
-        self._accepted[run] = sha256(text)
-        write_atomically(self._folder / ACCEPTED, json.dumps(self._accepted, indent=1).encode())
+        self._keep(run, sha256(text))
         self._note(run, caller, text)
         _log.info("run %s is approved by %s", run[:8], by)
+
+    def _keep(self, run: str, what: str) -> None:
+        self._accepted[run] = what
+        write_atomically(self._folder / ACCEPTED, json.dumps(self._accepted, indent=1).encode())
 
     def _wait(self, run: str, caller: str, text: str) -> None:
         known = waiting(self._folder, run)
@@ -236,11 +225,20 @@ def decide(state: Path, shown: WaitingRun, what: What, signer: Credentials | Non
         what: approve or stop.
         signer: whoever decides; None for a user of this machine.
     """
-    made = RunDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now())
+    return _record(state, RunDecision(run=shown.run, what=what, sha256=sha256(shown.text), time=_now()), signer)
+
+
+def confirm(state: Path, newest: str, signer: Credentials) -> RunDecision:
+    """Record that an auditor has seen the audit log up to the line of this hash."""
+    return _record(state, RunDecision(run=AUDIT, what="audit", sha256=newest, time=_now()), signer)
+
+
+def _record(state: Path, made: RunDecision, signer: Credentials | None) -> RunDecision:
     if signer is not None:
         made = made.model_copy(update={"by": signer.name, "certificate": signer.shown.decode()})
         made = made.model_copy(update={"signature": signer.sign(made.signed).hex()})
-    write_atomically(state / FOLDER / f"{shown.run}.decision", made.model_dump_json(indent=1).encode())
+    (state / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    write_atomically(state / FOLDER / f"{made.run}.decision", made.model_dump_json(indent=1).encode())
     return made
 
 

@@ -118,6 +118,8 @@ class Verified(NamedTuple):
         torn: lines whose writing a crash interrupted; their calls were not answered.
         newest: hash of the last line. Note it elsewhere: a later log must still contain it.
         refusals: lines of the chain of refused calls, of which older ones are dropped.
+        confirmed: who has confirmed the log, when, and the fingerprint of their key, the newest last. Whose key it is
+            must be checked apart.
     """
 
     lines: int
@@ -125,6 +127,7 @@ class Verified(NamedTuple):
     torn: int
     newest: str
     refusals: int = 0
+    confirmed: tuple[tuple[str, str, str], ...] = ()
 
 
 def verify(folder: Path, noted: str = "") -> Verified:
@@ -162,9 +165,18 @@ def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified
         CheckpointError: a line does not follow the one before it.
     """
     lines = unchained = torn = 0
+    confirmed: list[tuple[str, str, str]] = []
     newest, hashes = begun, {begun}
     for path, number, line in log:
         entry = _parsed(line)
+        if entry is not None and entry.get("what") == "confirmed":
+            key = _signed_by(entry) if entry.get("newest") in hashes else ""
+            if not key:
+                raise CheckpointError(
+                    f"{path}, line {number}: {entry.get('caller')!a} has not confirmed the lines before it: they were "
+                    "replaced. Compare the files with a backup"
+                )
+            confirmed.append((str(entry["caller"]), str(entry["time"]), key))
         if entry is None:
             torn += 1
         elif "before" not in entry and not lines:
@@ -178,7 +190,26 @@ def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified
             lines += 1
         newest = hashlib.sha256(line).hexdigest()
         hashes.add(newest)
-    return Verified(lines, unchained, torn, newest), hashes
+    return Verified(lines, unchained, torn, newest, 0, tuple(confirmed)), hashes
+
+
+def _signed_by(entry: Mapping[str, Any]) -> str:
+    """The fingerprint of the key that signed an auditor's line; "" if the signature is not that of the line."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    from fedloom.remote.certs import fingerprint
+    from fedloom.remote.credentials import check_signature
+    from fedloom.remote.node.decision import RunDecision
+
+    try:
+        found = RunDecision.model_validate(entry.get("decision"))
+        certificate = x509.load_pem_x509_certificate(found.certificate.encode())
+        check_signature(certificate, found.signed, bytes.fromhex(found.signature))
+        right = (found.what, found.by, found.sha256) == ("audit", entry["caller"], entry["newest"])
+        return fingerprint(certificate.public_key()) if right else ""  # type: ignore[arg-type]
+    except (ValueError, KeyError, InvalidSignature):
+        return ""
 
 
 def _ordered(paths: Iterable[Path], newest: str = FIRST) -> Iterator[tuple[Path, int, bytes]]:

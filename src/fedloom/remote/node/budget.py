@@ -28,6 +28,7 @@ class SpentReleases(BaseModel):
     sigma: float = Field(gt=0, allow_inf_nan=False)
     rate: float = Field(gt=0, le=1)
     count: int = Field(ge=1)
+    excess: float = Field(0.0, ge=0, allow_inf_nan=False)
 
 
 class Spent(BaseModel):
@@ -53,7 +54,7 @@ class Spent(BaseModel):
 
     def all_releases(self) -> list[Releases]:
         """The releases for the accountant."""
-        return [Releases(one.sigma, one.count, one.rate) for one in self.releases]
+        return [Releases(one.sigma, one.count, one.rate, one.excess) for one in self.releases]
 
 
 class _Record(BaseModel):

@@ -82,6 +82,9 @@ class NodeData(FileSection):
     for none (rows)."""
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
+    reply_every: float | None = Field(None, gt=0)
+    """Seconds: a reply with differential privacy leaves at a multiple of these after its call came, so that its time
+    tells nothing of rows (rows). Set it above the slowest call; None sends each reply when it is ready."""
     people: str | None = None
     """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
     name of this section."""
@@ -126,7 +129,7 @@ class NodeData(FileSection):
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
         words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total",
-                 "classes", "categories")  # fmt: skip
+                 "classes", "categories", "reply_every")  # fmt: skip
         if self.rows is None and (given := [name for name in words if getattr(self, name)]):
             raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
         if self.owner is not None and self.group is None:

@@ -1,6 +1,6 @@
 """A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the protocol."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -146,6 +146,8 @@ class SumKeeper:
         record: of the sums that this node took part in.
         participants: of the run's sums.
         colluders: of the run: see `threshold`.
+        least: the fewest nodes of a sum that the run's method needs.
+        past: the hash of what this node was asked before.
     """
 
     def __init__(
@@ -157,10 +159,12 @@ class SumKeeper:
         record: SumRecord,
         participants: Participants,
         colluders: int = 0,
+        least: int = 0,
+        past: Callable[[], str] = lambda: "",
     ) -> None:
         self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
         self._participants, self._colluders = participants, colluders
-        self._least = config.min_sum
+        self._least, self._past = max(config.min_sum, least), past
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
         self._sums: dict[str, _Sum] = {}
 
@@ -226,7 +230,9 @@ class SumKeeper:
             x = fixed_point.encoded(reply, weight, len(now.certificates))
         except (MessageError, KeyError, TypeError) as error:
             return Failure("not a message", str(error))
-        asked = question(request["round"], request["method"], weight or "", request["expect"], names, shared)
+        asked = question(
+            request["round"], request["method"], weight or "", request["expect"], names, shared, self._past()
+        )
         now.arguments = message.digest({"method": request["method"], "shared": shared})
         self._record.keep(now.arguments, names)
         return torch.from_numpy(now.member.mask(x, asked, now.sealed).view("int64"))
@@ -247,7 +253,8 @@ class SumKeeper:
         member = SumMember(self._own, f"{self._context}/{name}".encode(), self._sign, verify, self._colluders)
         self._sums[name] = _Sum(member, request["round"], request["method"], certificates)
         keys, shown = member.keys(), b"" if self._credentials is None else self._credentials.shown
-        return payload.pack({"names": [*unwanted]}, keys.mask, keys.seal, keys.signature, shown)
+        past = self._past().encode()
+        return payload.pack({"names": [*unwanted]}, keys.mask, keys.seal, keys.signature, shown, past)
 
     def _sum(self, name: str) -> _Sum:
         if name not in self._sums:

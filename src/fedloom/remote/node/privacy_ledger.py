@@ -47,10 +47,10 @@ def charge(budget: Budget, cohort: str, file: Path, release: Releases, limit: fl
 
 def add(spent: Spent, release: Releases) -> None:
     """Count releases among equal ones."""
-    before = {(one.sigma, one.rate): one.count for one in spent.releases}
-    which = (release.sigma, release.rate)
+    before = {(one.sigma, one.rate, one.excess): one.count for one in spent.releases}
+    which = (release.sigma, release.rate, release.excess)
     after = {**before, which: before.get(which, 0) + release.count}
-    spent.releases = [SpentReleases(sigma=s, rate=rate, count=count) for (s, rate), count in after.items()]
+    spent.releases = [SpentReleases(sigma=s, rate=rate, count=n, excess=more) for (s, rate, more), n in after.items()]
 
 
 def exhaust(spent: Spent, limit: float, delta: float) -> None:

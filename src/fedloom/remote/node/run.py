@@ -89,7 +89,7 @@ class NodeRun:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self.calls = CallRecord(self.store.folder)
+        self.calls = CallRecord(self.store.folder, self.party.MEANS)
 
     @property
     def party(self) -> Party[Any]:

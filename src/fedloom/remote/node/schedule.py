@@ -4,7 +4,9 @@ The record is a file of lines, which survives a restart of the node and a return
 repeated then has the arguments that it had, so that going back asks nothing new.
 """
 
+import hashlib
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +21,12 @@ class CallRecord:
 
     Args:
         folder: of the run.
+        summed: the methods whose replies are only sent in sums.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, summed: Collection[str] = ()) -> None:
+        self._summed = summed
+        self._asked: list[tuple[int, str]] = []  # round and hash of each other call, in order
         self._lines = Lines(folder / FILE)
         self._newest = -1  # of the rounds in _now
         self._now: dict[tuple[int, str, int], dict[int, str]] = defaultdict(dict)  # call number -> arguments
@@ -57,6 +62,12 @@ class CallRecord:
             raise refused(f"{method} was answered in round {round} with other arguments, before this node went back")
         self._write([call, *key, arguments])
 
+    @property
+    def past(self) -> str:
+        """The hash of all calls of methods that are not summed, with their arguments, as of nodes that were asked
+        alike."""
+        return hashlib.sha256("".join(text for _, text in self._asked).encode()).hexdigest()
+
     def back(self, round: int) -> None:
         """Record that the run continues before this round."""
         if self._ever:
@@ -70,10 +81,13 @@ class CallRecord:
         if len(line) == 1:
             self._now = defaultdict(dict, {key: calls for key, calls in self._now.items() if key[0] < int(line[0])})
             self._newest = max((known for known, *_ in self._now), default=-1)
+            self._asked = [(known, text) for known, text in self._asked if known < int(line[0])]
             return
         call, round, method, asker, arguments = line
         key = int(round), str(method), int(asker)
         self._now[key][int(call)] = str(arguments)
         self._newest = max(self._newest, key[0])
+        if method not in self._summed and asker == -1:
+            self._asked.append((int(round), f"{round} {method} {arguments}\n"))
         if arguments not in self._ever[key]:
             self._ever[key].append(str(arguments))

@@ -8,7 +8,8 @@ node loses nothing, and a repeated call gets the same reply.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -95,6 +96,8 @@ class NodeService:
         self._certified = certified
         self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
+        self._clock: Callable[[], float] = monotonic
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queued = 0
         self._limit: TimeLimit | None = None
         self._working: NodeRun | None = None
@@ -199,14 +202,16 @@ class NodeService:
         self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds) if own else "")
 
     def stop_runs(self) -> None:
-        """End the runs that the site has stopped since: work under way is interrupted and undone."""
+        """End the runs that the site has stopped since: work under way is interrupted and undone. And write down what
+        an auditor has confirmed."""
+        self.approvals.confirm()
         for run, node_run in [*self._node_runs.items()]:
-            decision = self.approvals.stopped(run)
-            if decision is None:
+            by = self.approvals.stopped(run)
+            if not by:
                 continue
             if self._working is node_run and self._limit is not None:
                 self._limit.expire()
-            self.audit.write("stopped", node_run.caller, run=run, by=decision.by or "a user of this machine")
+            self.audit.write("stopped", node_run.caller, run=run, by=by)
             _log.warning("run %s is stopped by this site", run[:8])
             self._drop(node_run)
 
@@ -296,6 +301,8 @@ class NodeService:
             node_run.sums = SumKeeper(
                 self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
                 Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
+                place.party.cfg.least_in_sum(place.party.context),
+                (lambda: "") if place.counts is None else lambda: node_run.calls.past,
             )  # fmt: skip
             return node_run
 
@@ -357,14 +364,14 @@ class NodeService:
             policy.check_row_count(self.config, *place.counts)
         return place
 
-    def _privacy_budget(self, data: NodeData) -> Callable[[float, int, float], None] | None:
+    def _privacy_budget(self, data: NodeData) -> Callable[..., None] | None:
         """Charges private releases to the budget of this node's own rows; None for a public data set."""
         file = data.rows
         if file is None:
             return None
 
-        def charge(sigma: float, count: int, rate: float) -> None:
-            release = Releases(sigma, count, rate)
+        def charge(sigma: float, count: int, rate: float, excess: float = 0.0) -> None:
+            release = Releases(sigma, count, rate, excess)
             privacy_ledger.charge(self.budget, self.config.cohort(data), file, release, data.epsilon, data.delta)
 
         return charge
@@ -475,10 +482,28 @@ class NodeService:
     # -- calls -----------------------------------------------------------------------------------------------
 
     async def _do(self, caller: str, body: bytes) -> bytes:
-        begun = monotonic()
+        begun = self._clock()
         request, rest = await asyncio.to_thread(payload.unpack, body, _DO)
         node_run = await self._node_run(caller, request)
         self._check_call(node_run, request)
+        every = None if node_run.scored is None or not node_run.covered else node_run.scored.data.reply_every
+        try:
+            return await self._answer_call(caller, node_run, request, rest, body, begun)
+        finally:  # a failure, too, would tell by its time
+            if every is not None:
+                elapsed = self._clock() - begun
+                await self._sleep(math.ceil(elapsed / every) * every - elapsed)
+
+    async def _answer_call(
+        self,
+        caller: str,
+        node_run: NodeRun,
+        request: Mapping[str, Any],
+        rest: Sequence[memoryview],
+        body: bytes,
+        begun: float,
+    ) -> bytes:
+        """The answer to a call whose method, round and receiver are right."""
         async with node_run.lock:
             if request["call"] < max(node_run.last.call, 0):
                 raise CallRefused(rpc_errors.STALE, "a later call has been made")
@@ -490,11 +515,11 @@ class NodeService:
                 most, end = 2 * self.config.max_message_mb << 20, begun + request["deadline"]
 
                 def turn() -> bytes:
-                    if monotonic() > end:
+                    if self._clock() > end:
                         raise CallRefused(rpc_errors.LATE, "the deadline passed before the call's turn")
                     most_seconds = self.config.max_call_seconds
                     if not node_run.covered:  # or the caller's deadline could tell how long the rows took
-                        most_seconds = min(end - monotonic(), most_seconds)
+                        most_seconds = min(end - self._clock(), most_seconds)
                     self._limit, self._working = TimeLimit(most_seconds), node_run
                     return work(node_run, request, rest, fetched, missing, self._limit, most)
 

@@ -22,7 +22,7 @@ WEAKNESSES: Final = {
     "W3": "a peer gets this node's model, or a gradient at a point that it chooses; both may reveal rows",
     "W4": "messages for each aligned row reveal that row's columns to the coordinator",
     "W5": "the coordinator learns of each of its ids whether it is here",
-    "W6": "the time that a call takes, and whether a file fits the run, are not covered by ε",
+    "W6": "the time that a call takes is not covered by ε",
     "W7": "classes or cells of few rows are seen in what is sent, also in a sum",
 }
 """By number, as in docs/officer.md."""

@@ -186,6 +186,7 @@ def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
         labels=labels,
         own_chances=np.array([chance(y) for y in labels["own"]]) if "own" in labels else None,
         target=target_of(dataset, run.models.variance),
+        label=dataset.label,
         dataset=dataset,
         split=shares,
         server_rows=shares.server,
@@ -268,6 +269,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         dataset=own or known,
         server_rows=train,
         target=target_of(known, run.models.variance),
+        label=known.label,
     )
     return (
         data,

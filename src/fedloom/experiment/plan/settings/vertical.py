@@ -15,6 +15,7 @@ from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.core.task import Number
 from fedloom.data.encoder import TableEncoder
 from fedloom.data.options import GUESS
 from fedloom.data.party_files import PartyFile
@@ -23,7 +24,7 @@ from fedloom.data.simulation import simulate
 from fedloom.data.stats import describe_parties
 from fedloom.data.vertical import PartyView, VerticalDataset
 from fedloom.experiment.config.pretrained import PretrainedConfig
-from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import SPLIT_SETTINGS, ColumnsConfig
 from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
 from fedloom.experiment.plan.networks import EXTRACTORS
@@ -74,6 +75,9 @@ class Vertical:
     ) -> RunPlan:
         """The plan of a run. Only the active party's rows have labels."""
         data, columns = _own_file(run, files, at or 0) if run.columns.private else _cut(run, method, cfg, files)
+        refuse_task(method, data.task.kind)
+        if data.target is not None:
+            _refuse_for_numbers(run)
         architectures = run.models.assigned(EXTRACTORS[columns.kind], columns.parties, run.seed)
         none = "no network" in method.needs
         if none:  # the method has models of its own
@@ -82,7 +86,8 @@ class Vertical:
             id=0,
             seed=run.seed,
             parties=columns.parties,
-            classes=len(data.classes),
+            classes=data.task.width,
+            target=data.target,
             aligned=columns.aligned,
             device=run.engine.device,
         )
@@ -91,10 +96,18 @@ class Vertical:
             contexts[m] = _context(run, cfg, contexts[m], view, None if none else architectures[m])
         if columns.labels is not None:
             first, device = columns.views[0], run.engine.device
-            known = np.full(len(first.x), -1)  # an unaligned row has none
-            known[first.aligned] = columns.labels
+            labels = columns.labels if data.target is None else data.target.standardized(columns.labels)
+            known = np.full(len(first.x), -1, labels.dtype)  # an unaligned row has none
+            known[first.aligned] = labels
             server = replace(server, data=rows_of(first.x, first, first.aligned, device, known))
         return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, contexts, colocated=(0,))
+
+
+def _refuse_for_numbers(run: RunConfig) -> None:
+    """Raise ConfigError for settings that a number to predict does not allow."""
+    for name, given in (("attack_labels", run.evaluate.attack_labels is not None), ("leaks", run.evaluate.leaks)):
+        if given:
+            raise ConfigError(f"evaluate.{name}: its attacks guess classes, and this label is a number: leave it out")
 
 
 # -- assigning columns -------------------------------------------------------------------------------------
@@ -118,7 +131,7 @@ def _cut(run: RunConfig, method: Method, cfg: Any, files: PrivateData) -> tuple[
         parties = complete_rows(parties, method.contributors)
     views, nothing = parties.views, digest("")
     truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
-    own = {"own": truths} if len(truths) == len(views) else {}
+    own = {"own": truths} if len(truths) == len(views) and parties.classes else {}
     rows = [part for v in views for part in (v.aligned, v.unaligned, v.test, v.shift, v.scale, sample(v.x))]
     rows += [v.present for v in views if v.present is not None]
     content = digest(f"{[v.x.shape for v in views]}", parties.labels, parties.test_labels, *rows)
@@ -129,9 +142,16 @@ def _cut(run: RunConfig, method: Method, cfg: Any, files: PrivateData) -> tuple[
         common=content,
         public_digest=nothing,
         schema=lambda m: schema(parties.kind, views[m].input_shape, parties.classes),
-        describe=lambda: {"parties": describe_parties(parties), "public": 0, "public_sha256": nothing},
+        describe=lambda: {
+            "classes": list(parties.parts[0]),
+            "parties": describe_parties(parties),
+            "public": 0,
+            "public_sha256": nothing,
+        },
         labels={"test": [parties.test_labels] * len(views), **own},
         parties=parties,
+        target=None if parties.classes else Number(*(run.data.label_scale or parties.target), run.models.variance),
+        label=parties.label,
     )
     return data, _Columns(parties.kind, len(views), len(parties.labels), parties.labels, dict(enumerate(views)))
 
