@@ -89,6 +89,8 @@ FILES: dict[str, dict[str, str]] = {
     "docs/method.md": {"mine.py": (ROOT / "examples" / "fedavg.py").read_text()},
     "docs/partners.md": {"clinic.csv": table("age", patient="", ill="0,1,1"), "lab.csv": table("iron", patient="")},
     "skills/fedloom/SKILL.md": {"my.csv": HEART},
+    "docs/numbers.md": {"homes.csv": table("rooms,area", price="101.5,250.25,199.75,320.5", city="a,b")},
+    "docs/tables.md": {"heart.csv": HEART},
     "docs/sweep.md": {"my.toml": blocks(ROOT / "docs" / "sweep.md")[0][1]},
     "docs/trial.md": {
         "heart.csv": HEART,

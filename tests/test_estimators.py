@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import SkipTest
 
 import numpy as np
@@ -69,6 +70,6 @@ def test_numbers_are_predicted_in_their_own_unit() -> None:
     rows = rng.normal(size=(120, 2))
     price = 1e6 + 1000 * (rows @ [3, -2]) + np.repeat([0, 5000], 60)
     owners = np.repeat(["a", "b"], 60)
-    linear = {"models": "linear", "params": {"lr": 0.1}, "random_state": 0}
+    linear: dict[str, Any] = {"models": "linear", "params": {"lr": 0.1}, "random_state": 0}
     shared = FederatedRegressor("fedavg", **linear).fit(rows, price, groups=owners)
     assert 0.5 < shared.score(rows, price) < 0.95  # the owners' levels differ

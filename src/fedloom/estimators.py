@@ -46,7 +46,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         """Fit the standardization, and remember the owners."""
         self.mean_, spread = X.mean(axis=0), X.std(axis=0)
         self.scale_ = np.where(spread > 0, spread, 1.0)
-        self.owners_, self.models_, self.summary_ = None, [], {}
+        self.owners_: Any = None
+        self.models_: list[Any] = []
+        self.summary_: dict[str, Any] = {}
         if groups is not None:
             groups = column_or_1d(groups)
             check_consistent_length(X, groups)

@@ -166,7 +166,7 @@ def test_a_csv_keeps_text_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbfid, a\r\n007,"x, y"\r\n\r\n008, z \r\n')
     assert {name: column.text for name, column in read_csv(path).items()} == {"id": ["007", "008"], "a": ["x, y", "z"]}
     (tmp_path / "b.csv").write_bytes(b"id\n\xff\n")
-    for name, message in {"b.csv": "is not text in UTF-8", "missing.csv": "cannot be read"}.items():
+    for name, message in {"b.csv": "is not text in UTF-8", "missing.csv": "there is no file"}.items():
         with pytest.raises(DataError, match=message):
             read_csv(tmp_path / name)
 

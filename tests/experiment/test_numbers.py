@@ -131,7 +131,8 @@ ROUNDS = {"fens": 21, "fens-student": 21, "fedhssl": 6, "ss-vfl": 6}
 def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Path) -> None:
     import pandas as pd
 
-    method, given = registry()[name], {"rounds": ROUNDS.get(name, 2), "seed": 1}
+    method = registry()[name]
+    given: dict[str, Any] = {"rounds": ROUNDS.get(name, 2), "seed": 1}
     table = pd.DataFrame(prices())
     if method.setting == "vertical":
         table.to_csv(tmp_path / "prices.csv", index=False)
@@ -167,7 +168,7 @@ def test_a_node_reads_a_number_by_the_agreed_scale(tmp_path: Path) -> None:
     plan = PLANNERS["horizontal"].build(config, method, cfg, rounds, PrivateData(rows=tmp_path / "own.csv"), at=1)
     labels = plan.contexts[1].data.labels
     np.testing.assert_allclose(labels.numpy(), (prices()["price"] - 1e9) / 3600, rtol=1e-5)
-    score = evaluation.score(plan.clients[1](), on="own")
+    score: Any = evaluation.score(plan.clients[1](), on="own")
     assert score.keys() == {"squared", "absolute", "chance", "rows"} and 0 < score["squared"] < 25
     with pytest.raises(ConfigError, match="at least two classes, or give label_scale"):
         check({"run": {"data": {"row_schema": {**form, "label_scale": None}}}})

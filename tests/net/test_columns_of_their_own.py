@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def table(path: Path, who: Any, seed: int, *, id: str, label: str = "") -> Path:
 
 class Died(Exception):
     """As if a process had."""
+
+
+def _shown(state: Path) -> list[Any]:
+    return [one for one, _ in approval.runs(state)]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +174,7 @@ def test_one_approval_holds_for_the_matching_and_the_run(files: list[Path], tmp_
         with ThreadPoolExecutor(1) as worker:
             work = worker.submit(execute, run_of("split", federated(path, files)))
             for state in states:
-                (shown,) = until(lambda state=state: [one for one, _ in approval.runs(state)], "a run that waits")
+                (shown,) = until(partial(_shown, state), "a run that waits")
                 approval.decide(state, shown, "approve", None)
             assert work.result(120).summary["rounds"] == 3
         assert [len(audits([node], "approved")) for node in nodes] == [1, 1]

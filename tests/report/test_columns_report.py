@@ -176,7 +176,8 @@ def test_every_score_has_a_tile(tmp_path: Path) -> None:
     more = {*names} - found["scores"].keys()
     path.write_text(json.dumps({**found, "scores": dict.fromkeys(names, 0.5) | found["scores"]}))
     measured = (folder / "metrics.csv").read_text().splitlines()
-    rows = [row.replace(",auc,", f",{name},") for name in more for row in measured if ",auc," in row]
+    columns = [score.column for name, score in SCORES.items() if str(name) in more]
+    rows = [row.replace(",auc,", f",{column},") for column in columns for row in measured if ",auc," in row]
     (folder / "metrics.csv").write_text("\n".join([*measured, *rows, ""]))
     text = checked(written(folder)).text
     assert all(score.title in text for score in SCORES.values()) and "0 is perfect" in text

@@ -34,7 +34,8 @@ def stats(
         Path | None, typer.Option(metavar="FILE.toml", help="With RUN.toml: the nodes that have the rows.")
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Write [data.row_schema] with the agreed scale and words.")
+        Path | None,
+        typer.Option(metavar="FILE.toml", help=r"Write \[data.row_schema] with the agreed scale and words."),
     ] = None,
     as_json: AsJson = False,
     force: Force = False,

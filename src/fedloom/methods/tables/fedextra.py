@@ -94,7 +94,7 @@ class FedExtraConfig(steps.TreesConfig):
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Trees that an owner lacks come before a round's sums, and its own after them."""
-        return {**super().calls_in_round(context), "begin": 2}
+        return {"segments": 64, "begin": 2}
 
     @model_validator(mode="after")
     def _owners(self) -> Self:
