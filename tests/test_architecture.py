@@ -30,7 +30,7 @@ ALLOWED = {
     "remote": {"core", "protect", "data", "models", "methods", "engines", "experiment"},
     "report": {"core", "data", "experiment"},
     "sweep": {"core", "experiment", "report"},
-    "deploy": {"core", "data", "models", "methods", "experiment"},
+    "deploy": {"core", "data", "models", "methods", "experiment", "trees"},
     "cli": {"api", "core", "data", "models", "methods", "experiment", "remote", "report", "sweep", "deploy"},
 }
 STEPS = ("config", "plan", "run", "pool", "estimate", "trial")

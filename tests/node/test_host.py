@@ -320,6 +320,7 @@ def test_heavy_work_is_not_done_in_the_thread_of_the_network(
     watch(hosting, "prune")
     watch(hosting, "digest")
     ask = hosts()
+    where.clear()  # before it serves, a node may work in any thread
     ask("open", opening(members={"1": "peer"}))
     body = doing(0, ask.host)
     reply = ask("do", body)

@@ -106,7 +106,9 @@ def test_releases_of_two_cohorts_are_apart_and_those_of_one_add_up(tmp_path: Pat
     charge(ledger, "b", two, Releases(3.0), 2.0, 1e-5)
     assert Budget(tmp_path).spent("a").all_releases() == [Releases(10.0, 3)]
     found = json.loads((tmp_path / FILE).read_text())
-    assert found["number"] == 4 and found["cohorts"]["b"]["releases"] == [{"sigma": 3.0, "rate": 1.0, "count": 1}]
+    assert found["number"] == 4 and found["cohorts"]["b"]["releases"] == [
+        {"sigma": 3.0, "rate": 1.0, "count": 1, "excess": 0.0}
+    ]
     before = (tmp_path / FILE).read_bytes()
     with pytest.raises(PrivacyBudgetSpent, match=r"ε = 2 at δ = 1e-05, and this call would make it \d"):
         charge(ledger, "b", two, Releases(1.0), 2.0, 1e-5)

@@ -138,7 +138,7 @@ def _parties(view: View, room: int | None) -> list[RenderableType]:
         members = [members[i] for i in sorted(kept)]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(f"party ({view.up} of {view.of} up)", no_wrap=True)
-    for name in ("", parse(view.metric).noun, "sent", "received"):
+    for name in ("", _clean(parse(view.metric).noun), "sent", "received"):
         table.add_column(name, justify="right" if name else "left")
     for m in members:
         mark = Text("● up", "green") if m.up else Text("○ down", "bold red")
