@@ -136,7 +136,7 @@ def _differences(found: Comparison) -> PageSection:
     main = f"{scores[0].title}: " if len(scores) > 1 else ""
     points = [main + conclusion(d, scores[0].share) for d in found.differences]
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
-    lower = [score.title.lower() for score in scores if score.lower]
+    lower = [score.title if score.title[:2].isupper() else score.title.lower() for score in scores if score.lower]
     points += [LOWER.format(" or ".join(lower))] if lower else []
     return PageSection("Paired differences", tables=difference_tables(found), points=points)
 
