@@ -23,6 +23,7 @@ MORE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_run(page: Path, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_all = pool.run_all

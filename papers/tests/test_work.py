@@ -62,6 +62,7 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
     assert [(one["name"], one["runs"]) for one in index] == [("one", 4), ("two", 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "column", "rows", "settings"),
     [

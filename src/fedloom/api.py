@@ -475,7 +475,7 @@ def compare(
         }
     )
     folder = _settled(out, resume, several=True)
-    with _shown(progress, len(experiment.runs())) as shown:
+    with _shown(progress, len(experiment.runs()) if progress is True else 0) as shown:
         found = execute_all(experiment, folder, resume=resume, progress=shown, execute=execute, tune=tune)
     return CompareResult(found)
 

@@ -36,7 +36,11 @@ def test_a_mode_in_result_json_names_its_clients() -> None:
 
 def test_lower_is_better_of_losses_and_errors_alone() -> None:
     found = [str(score) for score in SCORES if score.lower_is_better]
-    assert found == ["log loss", "calibration error"] == [str(m) for m, score in SCORES.items() if score.lower]
+    assert (
+        found
+        == ["log loss", "calibration error", "rmse", "mae"]
+        == [str(m) for m, score in SCORES.items() if score.lower]
+    )
 
 
 def test_a_comparison_keeps_the_text_of_its_metrics() -> None:

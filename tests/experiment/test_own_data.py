@@ -277,7 +277,7 @@ def test_what_cannot_be_is_refused(disk: dict[str, Path]) -> None:
         ({"partition": "iid"}, "partition does not apply with row_schema"),
         ({"validation": 0.2}, "validation does not apply with row_schema"),
         ({"server_rows": 10}, "come from a file"),
-        ({"row_schema": {**FORM, "classes": ["one"]}}, "at least 2"),
+        ({"row_schema": {**FORM, "classes": ["one"]}}, "at least two classes"),
         ({"row_schema": {**FORM, "classes": ["one", "one"]}}, "has a duplicate value"),
         ({"row_schema": {**FORM, "label": "a"}}, "must not include the label"),
         ({"row_schema": {"kind": "image", "classes": ["one", "two"]}}, "kind image needs a shape"),

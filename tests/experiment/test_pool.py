@@ -143,7 +143,7 @@ def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(p
     assert "was killed, perhaps out of memory" in ended["killed"].reason
     assert "out of memory" in ended["memory"].reason
     assert ended["error"].reason == "RuntimeError: see run.log in its folder"
-    assert "neither a registered data set" in ended["data"].reason
+    assert "there is no file or folder" in ended["data"].reason
     assert "row 17 is 0.25" in (tmp_path / "error" / "run.log").read_text()
     assert "starting again" in (tmp_path / "good" / "run.log").read_text()
     assert sum(one.ended is not None and one.ended.state == "failed" for one in seen) == 4 == seen[-1].failed

@@ -379,6 +379,7 @@ def test_a_run_is_the_same_on_every_engine(engine: dict[str, Any], whole: dict[s
     assert any("together" in remark for remark in done["engine"]["remarks"])  # the networks, while boxes go in turn
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same(whole: dict[str, Any]) -> None:
     ray = pytest.importorskip("ray")
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -37,7 +37,8 @@ def toy(method: Any = FEDMD, n: int = 4, **params: Any) -> Toy:
 def server(kind: str, introductions: dict[str, Any], **params: Any) -> Any:
     """What `shares` reads of a server."""
     cfg = FEDMD.configure(params={"trust": kind, **params})
-    return SimpleNamespace(cfg=cfg, introductions=introductions, public_set=contexts(1)[0].public)
+    context = contexts(1)[0]
+    return SimpleNamespace(cfg=cfg, introductions=introductions, public_set=context.public, context=context)
 
 
 def distances(*values: list[int]) -> dict[str, Any]:

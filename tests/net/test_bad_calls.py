@@ -462,6 +462,7 @@ def test_a_full_disk_undoes_a_call(field: Machines, tmp_path: Path) -> None:
     assert not list(node.runs()[-1].glob(".*"))  # no draft is left
 
 
+@pytest.mark.slow
 def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machines) -> None:
     """Of an engine and a node, over 5,000 calls: work that is written, looks, and calls that cost nothing."""
     if not Path("/proc/self/fd").exists():

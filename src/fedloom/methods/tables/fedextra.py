@@ -287,6 +287,7 @@ METHODS = (
         title="Boosted trees with random splits, one sum a round; with dp, differential privacy of rows",
         paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al., CCS 2022",
         family="tables",
+        only_classes="its leaves hold gradients of the logistic loss",
         config=FedExtraConfig,
         round=round,
         client=FedExtraClient,

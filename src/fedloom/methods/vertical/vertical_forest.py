@@ -287,6 +287,7 @@ VERTICAL_FOREST = Method(
     title="A random forest over the bins of all parties' columns, sent once",
     paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
     family="vertical",
+    only_classes="its leaves hold the shares of classes",
     config=VerticalForestConfig,
     round=round,
     client=BinsParty,
