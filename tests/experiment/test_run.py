@@ -280,7 +280,7 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]
     few_of = {"pretrain": 1, "pretrain_rounds": 1, "local_rounds": 1}
-    short = {key: number for key, number in few_of.items() if key in method.config.model_fields}
+    short: dict[str, Any] = {key: number for key, number in few_of.items() if key in method.config.model_fields}
     rounds = max(2, method.configure(params=short).min_rounds)
     few: dict[str, Any] = {"test_fraction": 0.8, "test_rows": 60}
     if name == "fedcox":  # which needs two classes and a time
