@@ -15,7 +15,7 @@ help: ## show this
 demo: $(VENV)/.core ## learn together on scikit-learn's digits: FedAL, FedMD and Local
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/fedloom run quickstart
 
-test: $(VENV)/.dev ## format, lint, types and tests
+test: $(VENV)/.dev ## format, lint, types and tests; SLOW=1 for the slow ones, too
 	PATH="$(abspath $(VENV))/bin:$$PATH" ./check.sh
 
 # A page's tests are those that have its name, or that of one of its methods, in theirs.
