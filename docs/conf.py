@@ -3,8 +3,10 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import typer
 from sphinx.application import Sphinx
 from typer.cli import get_docs_for_click
@@ -97,6 +99,9 @@ def partition_pictures(app: Sphinx) -> None:
     names = [name for name, scheme in PARTITIONS.items() if not scheme.needs_groups]
     drawn = {name: split(digits, clients=10, seed=0, partition=name) for name in names}
     drawn["dirichlet-mild"] = split(digits, clients=10, seed=0, options={"alpha": 1.0})
+    owners = np.random.default_rng(0).geometric(0.2, len(digits.y)).clip(1, 10) - 1  # invented: some write much more
+    written = replace(digits, groups=owners, owners=tuple(f"writer {k}" for k in range(10)))
+    drawn["natural"] = split(written, clients=10, seed=0, partition="natural")
     for name, rows in drawn.items():
         plot_counts(describe(digits.y, rows.shards, digits.classes), folder / f"{name}.svg")
 

@@ -33,8 +33,8 @@ def trial(
         list[Path],
         typer.Argument(
             metavar="DATA.csv...",
-            help="All owners' rows: CSV, Parquet, a folder of pictures, or - for standard input. Several: other columns "
-            "of the same people.",
+            help="All owners' rows: CSV, Parquet, a folder of pictures, or - for standard input. Several: other "
+            "columns of the same people.",
         ),
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column of classes.")] = None,

@@ -49,13 +49,23 @@ class Stats:
     notes: tuple[str, ...] = ()
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The first table, one row for each column; counts below the limit are text, such as "< 5"."""
+        """The first table, one row for each column; counts below the limit are text, such as "< 5".
+
+        Example:
+            >>> found.to_frame()["Column"].tolist()  # of the example of `stats`
+            ['age']
+        """
         import pandas
 
         return pandas.DataFrame(list(self.tables[0].rows), columns=list(self.tables[0].columns))
 
     def to_latex(self) -> str:
-        """The tables as LaTeX (package booktabs), one after the other."""
+        """The tables as LaTeX (package booktabs), one after the other.
+
+        Example:
+            >>> found.to_latex().count("tabular")
+            4
+        """
         return "\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
 
     def _repr_html_(self) -> str:
