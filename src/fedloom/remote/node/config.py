@@ -167,7 +167,8 @@ class NodeConfig(FileSection):
     """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
-    noticed. None for none."""
+    noticed, and nothing more is charged until `fedloom node NODE.toml --accept-restored`, which counts the whole ε.
+    None for none."""
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
     """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
     of names, without addresses, is for a transport of another kind, such as Flower's."""
