@@ -206,7 +206,8 @@ class Node:
     def count(self) -> int:
         """The trees that the party has."""
         (run,) = self.service._node_runs.values()
-        return len(run.party.trees["root"])
+        party: Any = run.party
+        return len(party.trees["root"])
 
     @property
     def weights(self) -> dict[str, Tensor]:

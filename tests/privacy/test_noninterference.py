@@ -5,6 +5,7 @@ What may differ is the numbers that the noise hides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedloom.core.message import Tree, map_tensors
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
+from fedloom.methods import find
 from fedloom.methods.tables.steps import arrays, layout_of, tensors, trees_tree
 from fedloom.protect import noise
 from fedloom.remote import payload
@@ -24,6 +26,7 @@ from fedloom.remote.rpc_errors import CallRefused
 from fedloom.trees import random as random_trees
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
+from tests.toy import Toy
 
 QUESTIONS = 500
 Rng = np.random.Generator
@@ -153,6 +156,22 @@ def test_no_tree_makes_a_reply_depend_on_a_row(tmp_path: Path, monkeypatch: pyte
         ask.close()
     assert answered > 30
     assert not found, f"{len(found)} of 120: {found[:3]}"
+
+
+NOISY: dict[str, dict[str, Any]] = {
+    "fedavg": {"dp": DP, "batch_size": 8},
+    "gossip": {"dp": DP, "batch_size": 8},
+    "afind-plus": {"dp": {"target": "phi", "sigma": 2.0}, "threshold": "anchored", "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_numbers_with_a_guarantee_have_one_width(name: str) -> None:
+    """Those of a message are in tensors; a number as text would show its digits by the length of the message."""
+    fed, plain = Toy(find(name), 4, **NOISY[name]).run(1).fed, r" (int|float|bool|str|\d+ leaves)(;|$)"
+    sent = [entry for entry in fed.ledger if entry.sender != fed.coordinator]
+    assert re.search(plain, "rows int; w float32[3]") and not re.search(plain, "rows int64[]; w float32[3]")
+    assert sent and not [entry.what for entry in sent if re.search(plain, entry.what)]
 
 
 def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_path: Path) -> None:
