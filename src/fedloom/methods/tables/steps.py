@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedloom.core.aggregate import MEAN
+from fedloom.core.errors import MessageError
 from fedloom.core.message import digest
 from fedloom.core.page import (
     Aggregator,
@@ -268,8 +269,17 @@ def move(party: Any, splits: Any) -> None:
 
 
 def catch_up(party: Any, first: int, trees: Any) -> Trees:
-    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked."""
+    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked.
+
+    Raises:
+        MessageError: they cannot predict. It is found without rows, as work that failed by rows would tell of them.
+    """
     news = trees_of(trees)
+    if len(news):
+        values, layout = party.trees["value"].shape[1], layout_of(party.layout)
+        problem = news.problem(len(layout.edges), int(layout.widths.max()))
+        if problem or news.value.shape[1] != values or not 0 <= first <= len(party.trees["root"]):
+            raise MessageError(f"new trees follow those that are here, with {values} values a leaf: {problem}")
     news = news.after(len(party.trees["root"]) - first)
     if len(news):
         party.trees = extended(party.trees, news)

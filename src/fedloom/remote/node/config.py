@@ -362,7 +362,7 @@ def _violations(
                 f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} in the run; indicator "
                 "must be set in both or in neither, as it adds columns"
             )
-        if words := unbounded(run, cfg, data.public is not None):
+        if "raw rows" not in method.needs and (words := unbounded(run, cfg, data.public is not None)):
             yield words
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
