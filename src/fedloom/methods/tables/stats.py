@@ -21,7 +21,7 @@ Messages: sums up, several in one word where they are small; ends of stretches d
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from math import ceil, floor, isfinite, log10, sqrt
+from math import isfinite, sqrt
 from typing import Any, final
 
 import numpy as np
@@ -32,7 +32,6 @@ from torch import Tensor
 from fedloom.core.page import (
     EVERY_TASK,
     Aggregator,
-    ClientContext,
     Federation,
     LearnedTable,
     Method,
@@ -40,6 +39,7 @@ from fedloom.core.page import (
     Party,
     Shape,
 )
+from fedloom.methods.tables.cells import CELLS, ends_of_cells, rounded, rows_below
 from fedloom.methods.tables.long_sums import (
     BITS,
     BITS_SQUARE,
@@ -56,8 +56,6 @@ from fedloom.methods.tables.steps import refusal, tensors
 from fedloom.trees.histograms import bundled, bundles, two_in_one, unbundled, untwined
 
 QUARTILES = (0.25, 0.5, 0.75)
-CELLS = 32
-"""Cells of a stretch."""
 FARTHEST = 1.75
 """In s.d.: no quartile is farther than √3 from the mean."""
 UNIT = 2.0**-36
@@ -76,10 +74,6 @@ class StatsConfig(MethodConfig):
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
-
-    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
-        """One of each."""
-        return {}
 
 
 @final
@@ -114,22 +108,22 @@ class StatsClient(Party[StatsConfig]):
         )
 
     def cells(self, *, column: Tensor, mean: Tensor, sd: Tensor, most: int) -> dict[str, Tensor]:
-        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.², and the rows (q, 32) below and in all cells but
-        the last one of the stretch around the mean."""
+        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 32) below the stretch around
+        the mean, and in all of its cells but the last one."""
         x, _ = rows_of(self)
         found, between = [], []
         for f, m, s in zip(column.tolist(), mean.tolist(), sd.tolist(), strict=True):
             values = x[~np.isnan(x[:, f]), f]
             apart = float((values - m).sum()) / s
             between.append(int(apart * apart / max(len(values), 1) / UNIT))
-            found.append(rows_below(values, stretch(m - FARTHEST * s, m + FARTHEST * s)[:-1]))
+            found.append(rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s)[:-1]))
         return tensors(between=np.array(between, np.int64), rows=bundled(np.diff(found, prepend=0).ravel(), most))
 
     def finer(self, *, column: Tensor, low: Tensor, high: Tensor, most: int) -> dict[str, Tensor]:
         """The rows (q, 31) of each column (q,) in all 32 parts but the last one of the cell from low to high."""
         x, _ = rows_of(self)
         ends = zip(column.tolist(), low.tolist(), high.tolist(), strict=True)
-        found = [rows_below(x[~np.isnan(x[:, f]), f], stretch(a, b)[:-1]) for f, a, b in ends]
+        found = [rows_below(x[~np.isnan(x[:, f]), f], ends_of_cells(a, b)[:-1]) for f, a, b in ends]
         return tensors(rows=bundled(np.diff(found).ravel(), most))
 
     def learn(self, *, shares: Tensor) -> None:
@@ -269,18 +263,6 @@ def expected(party: Party[Any]) -> dict[str, Shape]:
     return {name: Shape("int64", *shape) for name, shape in shapes.items()}
 
 
-def stretch(low: float, high: float) -> np.ndarray:
-    """The ends (33,) of 32 equal cells, whose last one is `high` itself."""
-    ends: np.ndarray = low + (high - low) / CELLS * np.arange(CELLS + 1)
-    ends[-1] = high
-    return ends
-
-
-def rows_below(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The number (e,) of values (n,) below each of the ends (e,)."""
-    return np.searchsorted(np.sort(values), ends, side="left")
-
-
 # -- what sums tell ------------------------------------------------------------------------------------------------
 
 
@@ -361,7 +343,10 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
     rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
     ends = []  # of each quartile: column, quartile, ends of its cell, rows of the column below and in it
     for f, counts in zip(column, rows, strict=True):
-        below, cells = np.append(counts.cumsum(), n[f]), stretch(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f])
+        below, cells = (
+            np.append(counts.cumsum(), n[f]),
+            ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f]),
+        )
         for q, share in enumerate(QUARTILES):
             at = int(np.clip(np.searchsorted(below, share * n[f]) - 1, 0, CELLS - 1))
             ends.append((f, q, cells[at], cells[at + 1], below[at], below[at + 1] - below[at]))
@@ -372,23 +357,10 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
         return None
     parts = unbundled(found.value["rows"].numpy(), len(ends) * (CELLS - 1), most).reshape(-1, CELLS - 1)
     for (f, q, a, b, before, _), counts in zip(ends, parts, strict=True):
-        cells = stretch(a, b)
+        cells = ends_of_cells(a, b)
         at = int(np.searchsorted(before + counts.cumsum(), QUARTILES[q] * n[f]))
-        out[f, q] = roundest(cells[at], cells[at + 1])
+        out[f, q] = rounded(cells[at], cells[at + 1])
     return tensors(quartiles=out, between=between)
-
-
-def roundest(low: float, high: float) -> float:
-    """The number in [low, high) with the fewest decimals, so that the quartile of whole numbers is one."""
-    if not low < high:
-        return low
-    size = floor(log10(high - low))
-    for digits in range(-size - 20, 20 - size):
-        step = Fraction(10) ** -digits
-        found = ceil(Fraction(low) / step) * step
-        if found < high:
-            return float(found)
-    return low
 
 
 def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: StatsConfig, t: int) -> Iterator[str]:
