@@ -245,7 +245,12 @@ def _cells(name: str, values: Any) -> Any:
         array = pa.array(values, from_pandas=True)
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        return pa.chunked_array([pa.array([_text(value) for value in values], pa.large_string())])
+        texts = [_text(value) for value in values]
+        try:
+            return pa.chunked_array([pa.array(texts, pa.large_string())])
+        except UnicodeEncodeError:
+            odd = next(text for text in texts if text and any("\ud800" <= sign <= "\udfff" for sign in text))
+            raise DataError(f"Column {name!r} has {odd[:40]!a}, which is no Unicode text; correct it.") from None
 
 
 def _text(value: Any) -> str | None:

@@ -11,7 +11,11 @@ from fedloom.data.tables import RawTable
 
 Task = Literal["classes", "number"]
 Missing = Literal["refuse", "median", "most-frequent", "indicator"]
-Kind = Literal["number", "category", "text"]
+Kind = Literal["number", "category", "text", "date"]
+
+
+Encoding = Literal["text", "date"]
+"""The kinds of columns that a fixed encoder reads."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class DataOptions:
     """Columns that are no features; "*" stands for any text."""
     keep: tuple[str, ...] = ()
     """The only columns that are features; empty for all; "*" stands for any text. A column named in full is kept
-    also if it looks like an identifier, and hashed if it is free text."""
+    also if it looks like an identifier."""
     missing: Missing = "refuse"
     """The replacement of a missing number: see `docs/data.md`."""
     test: str | tuple[str, ...] | None = None
@@ -42,6 +46,8 @@ class DataOptions:
     """Words that stand for a missing value, in every column; an empty cell always does."""
     decimal: Decimal = "."
     """The sign before the decimals of a number."""
+    encode: Mapping[str, Kind] = field(default_factory=dict)
+    """The kind of columns whose kind is not to be guessed."""
 
     @property
     def grammar(self) -> Grammar:
@@ -73,6 +79,8 @@ class OwnFile:
     """The words of the label; rows with another one are left out."""
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The words of each column that is a category; another one counts as none of them."""
+    encode: Mapping[str, Encoding] = field(default_factory=dict)
+    """The columns that are texts or dates."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class Understanding:
     options: DataOptions
     """The settings that were asked for."""
     kinds: Mapping[str, Kind]
-    """The kind of each feature; a "text" is hashed."""
+    """The kind of each feature."""
     missing: Mapping[str, int]
     """The number of missing values of each feature that has any."""
     dropped: Mapping[str, str]
@@ -160,7 +168,9 @@ class Understanding:
         if self.options.missing_words != MISSING_WORDS:
             values["missing_words"] = list(self.options.missing_words)
         values |= {"decimal": self.options.decimal} if self.options.decimal != "." else {}
-        numbers = [name for name in self.missing if self.kinds[name] == "number"]
+        encode = {name: kind for name, kind in self.kinds.items() if kind in ("text", "date")}
+        values |= {"encode": {**encode, **self.options.encode}} if encode or self.options.encode else {}
+        numbers = [name for name in self.missing if self.kinds[name] in ("number", "date")]
         if self.options.missing != "refuse" or numbers:
             values["missing"] = self.options.missing if self.options.missing != "refuse" else "median"
         if self.options.test:

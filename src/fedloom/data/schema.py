@@ -12,13 +12,15 @@ import numpy as np
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
-from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, refuse_rows
+from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.hub import Hints, read_content, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
 from fedloom.data.options import OwnFile
 from fedloom.data.roles import allowed, class_names, own_rows, refuse_identifier
-from fedloom.data.tables import RawTable, as_words, read_csv
+from fedloom.data.standalone import DATE_PARTS
+from fedloom.data.tables import RawTable, as_words, read_csv, refuse_rows
+from fedloom.data.text_and_dates import DateParts, HashedText
 
 FARTHEST = 5
 """Agreed standard deviations within which numbers are kept."""
@@ -33,14 +35,15 @@ class DataSchema:
     """K names; () for a number to predict."""
     label: str = "label"
     """The column of the classes, in a table."""
-    table: tuple[RawNumber | OneHot, ...] = ()
+    table: tuple[RawNumber | OneHot | HashedText | DateParts, ...] = ()
     """The columns of a table, in order; empty for images."""
     shape: tuple[int, ...] = ()
     """(C, H, W) of an image."""
     fill: Fill = ""
     """The replacement of missing numbers in a table, which are NaN until then; "" refuses them."""
     scale: Mapping[str, tuple[float, float]] | None = None
-    """The agreed mean and s.d. of each numeric column of a table; None to fit them to rows."""
+    """The agreed mean and s.d. of each numeric column of a table, and of the years of each column of dates; None to fit
+    them to rows."""
     target: tuple[float, float] = (0.0, 1.0)
     """The agreed mean and s.d. of a number to predict."""
 
@@ -60,7 +63,12 @@ class DataSchema:
         if self.kind == "image":
             return np.zeros(self.shape[0], np.float32), *pixel_scaling(self.shape[0])
         if self.scale is not None:
-            shift, scale = np.array([self.scale.get(name, (0, 1)) for name in self.columns], np.float32).T.copy()
+            years = {f"{rule.name} {DATE_PARTS[0]}": rule.name for rule in self.table if isinstance(rule, DateParts)}
+            agreed = {**self.scale}
+            for column, name in years.items():
+                mean, spread = agreed.pop(name)
+                agreed[column] = (mean - 2000, spread)
+            shift, scale = np.array([agreed.get(name, (0, 1)) for name in self.columns], np.float32).T.copy()
             return shift, shift, scale
         if x is None:
             zeros = np.zeros(len(self.columns), np.float32)
@@ -135,7 +143,9 @@ def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Datase
     found = own_rows(values, own, name, wanted=wanted, test=test)
     columns = {column: values[column].take(found.kept) for column in (*wanted, schema.label)}
     encoded = [
-        rule.encode_any(columns[rule.name]) if isinstance(rule, RawNumber) else rule.encode(columns[rule.name])
+        rule.encode_any(columns[rule.name])
+        if isinstance(rule, RawNumber | DateParts)
+        else rule.encode(columns[rule.name])
         for rule in schema.table
     ]
     x = np.ascontiguousarray(np.concatenate(encoded, axis=1).astype(np.float32))
@@ -157,29 +167,40 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
     columns, test = read_columns(path, name, own.options.grammar)
     found = own_rows(columns, own, name, test=test)
     notes = [*found.notes]
-    for column in own.categories:
-        if column not in columns:
-            raise DataError(f"data.categories names the column {column!r}, but {name!r} has only {[*columns]}.")
+    for setting, listed in (("categories", own.categories), ("encode", own.encode)):
+        for column in listed:
+            if column not in columns:
+                raise DataError(f"data.{setting} names the column {column!r}, but {name!r} has only {[*columns]}.")
     for column, cells in columns.items():
         if own.options.label is None or not allowed(column, own.options):
             continue
         used = cells.take(found.kept)
-        refuse_identifier(column, used, own.options)
+        if column not in own.encode:
+            refuse_identifier(column, used, own.options)
         if column in own.categories:
             if outside := int(OneHot(column, own.categories[column]).unknown(used).sum()):
                 notes.append(f"{outside} of {len(used)} values of column {column!r} are outside its categories.")
             continue
+        kind = own.encode.get(column)
+        if kind == "text":
+            continue
         gaps = int(used.missing.sum())
         if gaps and own.missing in (None, "refuse"):
             raise DataError(
-                f"Column {column!r} of {path} lacks {gaps} of {len(used)} numbers: set missing in "
+                f"Column {column!r} of {path} lacks {gaps} of {len(used)} {kind or 'number'}s: set missing in "
                 f"[data.{name}] to median or most-frequent, or correct those rows."
             )
+        if kind == "date":
+            DateParts(column, gaps=True).encode(used)
+            continue
         wrong = np.isnan(RawNumber(column).encode_any(used)[:, 0]) & ~used.missing
         try:
             refuse_rows(column, "a finite number", wrong, where=f"{path}: ")
         except DataError as error:
-            raise DataError(f"{error} If it is a category, list its words in categories of [data.{name}].") from None
+            raise DataError(
+                f"{error} If it is a category, list its words in categories of [data.{name}]; if it holds texts or "
+                f"dates, set encode.{column} there."
+            ) from None
     return tuple(notes)
 
 

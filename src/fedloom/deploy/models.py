@@ -7,6 +7,7 @@ except a `network.py` that the caller trusts.
 """
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedloom import models
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
+from fedloom.data import standalone
 from fedloom.data.columns import columns_of
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
@@ -367,7 +369,7 @@ _TABLE_ROWS = '''def read_rows(path):
 
 
 def encode(column, words):
-    """The numbers of each value: a number, a one-hot word, or counts of hashed words."""
+    """The numbers of each value: a number, a one-hot word, a hashed text, or the parts of a date."""
     inputs = INFO["inputs"]
     missing = [word in ("", *inputs["missing_words"]) for word in words]
     words = ["?" if gone else word for word, gone in zip(words, missing)]
@@ -375,7 +377,11 @@ def encode(column, words):
         hot = [[float(known == word) for known in column["words"]] for word in words]
         return [row + [1.0 - sum(row)] * bool(column.get("other")) for row in hot]
     if "width" in column:
-        return [hashed(word, column["width"]) for word in words]
+        width = column["width"]
+        return [[0.0] * width if gone else hashed_text(word, width) for word, gone in zip(words, missing)]
+    if "order" in column:
+        dates = [date(column, word, gone) for word, gone in zip(words, missing)]
+        return [numbers + [float(gone)] * column["indicator"] for numbers, gone in zip(dates, missing)]
     truth = BOOLEANS
     if all(gone or word in truth for word, gone in zip(words, missing)):
         words = [str(truth.get(word)) for word in words]
@@ -393,11 +399,16 @@ def number(name, word):
     return float(word)
 
 
-def hashed(text, width):
-    counts = torch.zeros(width)
-    for part in re.findall(r"\\w+", text.casefold()):
-        counts[int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big") % width] += 1
-    return (counts / counts.norm().clamp(min=1e-12)).tolist()
+def date(column, word, gone):
+    if gone and column["gaps"]:
+        return [float("nan")] * len(DATE_PARTS)
+    try:
+        at = None if gone else moment_of(word, column["order"])
+    except ValueError:
+        at = None
+    if at is None:
+        raise SystemExit(f"Column {column['name']!r} must hold a date in each row, but has {word!r}.")
+    return date_numbers(at)
 '''.replace("BOOLEANS", repr(BOOLEANS)).replace("NUMBER", NUMBER)
 _IMAGE_ROWS = '''def read_rows(path):
     """The input (1, C, H, W) of an image file."""
@@ -416,6 +427,13 @@ _IMAGE_ROWS = '''def read_rows(path):
 def network_file(network: str, inputs: ModelInputs) -> str:
     """The content of `network.py`, given the source of its class."""
     table = inputs.kind == "table"
-    imports = "import csv\nimport hashlib\nimport json\nimport re" if table else "import json"
+    fixed = any({"width", "order"} & column.keys() for column in inputs.columns)
+    imports = "import csv\nimport json\nimport re" if table else "import json"
+    if fixed:
+        imports = imports.replace("json\n", "json\nimport math\n") + "\nimport unicodedata"
+        imports += "\nfrom datetime import UTC, datetime, timedelta"
     text = _NETWORK.format(imports=imports, network=network, rows=_TABLE_ROWS if table else _IMAGE_ROWS)
+    if fixed:
+        page = inspect.getsource(standalone)
+        text += f"\n\n{page[page.index('DATE_PARTS =') :]}"
     return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image\n", 1)

@@ -52,6 +52,7 @@ dataset = "digits"
 # label = "outcome"  # that runs may use
 # classes = ["well", "ill"]  # its words
 # categories.ward = ["north", "south", "?"]  # the words of each column that is a category; ? is a missing one
+# encode.notes = "text"  # columns of texts or dates
 # score = false  # whether models may be scored on held-out rows of this file
 """)
 _FEDERATION_TOML = Template("""\

@@ -17,7 +17,9 @@ from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
+from fedloom.data.standalone import VERSION
 from fedloom.data.stats import describe
+from fedloom.data.text_and_dates import DateParts, HashedText
 from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import ColumnsConfig
 from fedloom.experiment.plan.assignment import (
@@ -250,6 +252,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
     server = rows_hash(own.x) if own is not None and server_rows else ""
     about = schema(form.kind, form.input_shape, form.classes, form.columns)
+    about |= {"encoder": VERSION} if any(isinstance(rule, HashedText | DateParts) for rule in form.table) else {}
     about |= {} if form.classes else {"target": list(form.target)}
     common = digest(f"{about}\n{of_public}")
     data = DataAssignment(
