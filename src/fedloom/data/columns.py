@@ -164,6 +164,12 @@ class RawColumn:
         )
         return found, np.isnan(found) & ~self.missing
 
+    def empty(self, rows: int) -> "RawColumn":
+        """A column of the same name and type with this many missing values."""
+        import pyarrow as pa
+
+        return RawColumn(self.name, pa.chunked_array([pa.nulls(rows, self.cells.type)]), self.grammar)
+
     def take(self, rows: np.ndarray) -> "RawColumn":
         """The cells of some rows (r,)."""
         return RawColumn(self.name, self.cells.take(rows), self.grammar)
@@ -226,6 +232,19 @@ def joined(columns: Sequence[RawColumn]) -> RawColumn:
         ]
     return RawColumn(columns[0].name, pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks],
                                                      columns[0].cells.type), columns[0].grammar)  # fmt: skip
+
+
+def stacked(tables: Sequence[Mapping[str, RawColumn]]) -> dict[str, RawColumn]:
+    """One table of the rows of several, in order. What a table lacks is missing there."""
+    first = {name: column for table in reversed(tables) for name, column in table.items()}
+    names = dict.fromkeys(name for table in tables for name in table)
+    sizes = [len(next(iter(table.values()))) for table in tables]
+    return {
+        name: joined(
+            [table[name] if name in table else first[name].empty(n) for table, n in zip(tables, sizes, strict=True)]
+        )
+        for name in names
+    }
 
 
 def _cells(name: str, values: Any) -> Any:

@@ -295,7 +295,7 @@ def encode_own(found: Understanding) -> Dataset:
     Raises:
         DataError: numbers are missing, and `data.missing` is "refuse".
     """
-    table, missing = found.table, found.options.missing
+    table, missing = found.table, found.options.fills
     gaps = {name: count for name, count in found.missing.items() if found.kinds[name] in ("number", "date")}
     if gaps and missing == "refuse":
         first, *others = sorted(gaps, key=lambda name: -gaps[name])
@@ -318,6 +318,7 @@ def encode_own(found: Understanding) -> Dataset:
     encoder = TableEncoder(tuple(rules), tuple(found.dropped))
     x, offset = encoder.centered(table.columns)
     recipe = {**encoder.to_dict(), "missing_words": list(found.options.missing_words), "decimal": found.options.decimal}
+    recipe |= {"optional": list(found.optional)} if found.optional else {}
     fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
     return table_dataset(
         table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,

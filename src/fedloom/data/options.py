@@ -11,6 +11,7 @@ from fedloom.data.tables import RawTable
 
 Task = Literal["classes", "number"]
 Missing = Literal["refuse", "median", "most-frequent", "indicator"]
+MissingColumns = Literal["refuse", "allow"]
 Kind = Literal["number", "category", "text", "date"]
 
 
@@ -48,6 +49,13 @@ class DataOptions:
     """The sign before the decimals of a number."""
     encode: Mapping[str, Kind] = field(default_factory=dict)
     """The kind of columns whose kind is not to be guessed."""
+    missing_columns: MissingColumns = "refuse"
+    """Whether owners may have different columns: what an owner has no value of is missing there."""
+
+    @property
+    def fills(self) -> Missing:
+        """The replacement of a missing number: with `missing_columns` an indicator, unless `missing` says otherwise."""
+        return "indicator" if self.missing_columns == "allow" and self.missing == "refuse" else self.missing
 
     @property
     def grammar(self) -> Grammar:
@@ -81,6 +89,8 @@ class OwnFile:
     """The words of each column that is a category; another one counts as none of them."""
     encode: Mapping[str, Encoding] = field(default_factory=dict)
     """The columns that are texts or dates."""
+    lacks: tuple[str, ...] = ()
+    """Columns that the file does not have, and that a run may take as missing."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,8 @@ class Understanding:
     """Numbers of the rows that are used."""
     group_guess: str | None = None
     """A column that looks like the owners, if none is named."""
+    optional: tuple[str, ...] = ()
+    """The features that an owner has no value of, with `data.missing_columns`."""
     time_guess: tuple[str, ...] = ()
     """Columns that look like a time, such as year, month and day, the most significant first."""
     unit: np.ndarray | None = None
@@ -171,8 +183,9 @@ class Understanding:
         encode = {name: kind for name, kind in self.kinds.items() if kind in ("text", "date")}
         values |= {"encode": {**encode, **self.options.encode}} if encode or self.options.encode else {}
         numbers = [name for name in self.missing if self.kinds[name] in ("number", "date")]
-        if self.options.missing != "refuse" or numbers:
-            values["missing"] = self.options.missing if self.options.missing != "refuse" else "median"
+        if self.options.fills != "refuse" or numbers:
+            values["missing"] = self.options.fills if self.options.fills != "refuse" else "median"
+        values |= {"missing_columns": "allow"} if self.options.missing_columns == "allow" else {}
         if self.options.test:
             values["test"] = self.options.test if isinstance(self.options.test, str) else list(self.options.test)
         return values | ({"unseen": list(self.options.unseen)} if self.options.unseen else {})

@@ -15,7 +15,16 @@ from fedloom.data.encoder import encode_own
 from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
 from fedloom.data.hub import read_content, table_endings
 from fedloom.data.images import class_folders, decode_images, is_image, list_class_folders
-from fedloom.data.options import UNORDERED, DataOptions, Kind, Missing, SplitColumns, Task, Understanding
+from fedloom.data.options import (
+    UNORDERED,
+    DataOptions,
+    Kind,
+    Missing,
+    MissingColumns,
+    SplitColumns,
+    Task,
+    Understanding,
+)
 from fedloom.data.roles import understand
 from fedloom.data.tables import read_csv
 
@@ -40,6 +49,7 @@ def read_data(
     missing_words: Sequence[str] = MISSING_WORDS,
     decimal: Decimal = ".",
     encode: Mapping[str, Kind] = MappingProxyType({}),
+    missing_columns: MissingColumns = "refuse",
     name: str | None = None,
 ) -> Dataset:
     """The data set of a user's table or pictures, whose rows have their owners if `group` is given.
@@ -65,6 +75,7 @@ def read_data(
         missing_words: words that stand for a missing value, in every column; an empty cell always does.
         decimal: the sign before the decimals of a number, "." or ",".
         encode: columns whose kind is not to be guessed: "number", "category", "text" or "date".
+        missing_columns: "allow" takes what an owner has no value of as missing there, with an indicator.
         name: of the data set; None for the file's name, or "data".
 
     Raises:
@@ -72,7 +83,7 @@ def read_data(
     """
     held_out = test if test is None or isinstance(test, str) else tuple(test)
     options = DataOptions(label, group, id, tuple(drop), tuple(keep), missing, held_out, tuple(unseen), task,
-                          tuple(missing_words), decimal, dict(encode))  # fmt: skip
+                          tuple(missing_words), decimal, dict(encode), missing_columns)  # fmt: skip
     return read_own(source, options, name)[0]
 
 
@@ -156,7 +167,7 @@ def _look_at_path(
         )
     if not path.exists():
         raise DataError(f"There is no file or folder {str(path)!r}.")
-    content = read_content(path, name, grammar=options.grammar)
+    content = read_content(path, name, grammar=options.grammar, union=options.missing_columns == "allow")
     picture = content.images is not None
     found = understand(
         content.columns, options, name, named=content.named, test=content.test, picture=picture, ordered=ordered

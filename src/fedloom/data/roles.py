@@ -51,6 +51,7 @@ _OWNERS += (
     "group",
 )
 DATES = "dates"
+ALLOW = 'Set data.missing_columns = "allow" to take what an owner lacks as missing there'
 _SAYS = "Say so, or otherwise, by data.encode,"
 BY_NAME = "an identifier by its name"
 _IDENTIFIER = re.compile(
@@ -205,6 +206,8 @@ def understand(
     features = {column: _typed(found, kinds[column])[kept] for column, found in table.values.items()}
     missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
     notes += _missing_notes([raw, *table.values.values()])
+    lacking = {} if options.missing_columns == "refuse" or groups is None else _lacking(features, groups[kept], owners)
+    notes += [f"Owner {owner!r} lacks {_some(names)}: values are missing there." for owner, names in lacking.items()]
     guess = None if options.group else _guess_group(columns, label, options)
     if test is not None:
         mask = np.zeros(len(y), dtype=bool)
@@ -229,6 +232,7 @@ def understand(
         dropped[options.test] = "the split"
     return Understanding(
         raw_table, label, guessed, options, kinds, missing, dropped, tuple(notes), kept, guess,
+        tuple(column for column in features if any(column in names for names in lacking.values())),
         time_guess, None if unit is None else columns[unit].words[kept],
         tuple(_times(columns[column])[kept] for column in time),
     )  # fmt: skip
@@ -576,6 +580,17 @@ def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
     if kind != "number":
         return filled(column.words)
     return column.values if column.values.dtype.kind != "O" else numbers_of(column.name, column)
+
+
+def _lacking(features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Sequence[str]) -> dict[str, list[str]]:
+    """Owner -> the features that it has no value of, for owners that lack any."""
+    gaps = {column: _gaps(values) for column, values in features.items()}
+    every = {
+        owner: [column for column, gone in gaps.items() if gone[groups == number].all()]
+        for number, owner in enumerate(owners)
+        if (groups == number).any()
+    }
+    return {owner: columns for owner, columns in every.items() if columns}
 
 
 def _missing_notes(columns: Sequence[RawColumn]) -> list[str]:

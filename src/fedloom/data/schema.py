@@ -11,7 +11,17 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
-from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
+from fedloom.data.dataset import (
+    Dataset,
+    Fill,
+    Kind,
+    fit_columns,
+    image_dataset,
+    moments,
+    pixel_scaling,
+    table_dataset,
+    unscaled,
+)
 from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.hub import Hints, read_content, read_files
@@ -46,6 +56,8 @@ class DataSchema:
     them to rows."""
     target: tuple[float, float] = (0.0, 1.0)
     """The agreed mean and s.d. of a number to predict."""
+    optional: bool = False
+    """Whether a party may lack columns of a table: their values are missing there."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -73,7 +85,9 @@ class DataSchema:
         if x is None:
             zeros = np.zeros(len(self.columns), np.float32)
             return zeros, zeros, zeros + 1
-        return fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
+        fill, shift, scale = fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
+        optional = [rule.name for rule in self.table] if self.optional else []
+        return fill, *unscaled(shift, scale, self.columns, optional)
 
     def cut(self, x: np.ndarray) -> np.ndarray:
         """Rows x (n, F) of a table, cut off at `FARTHEST` s.d. from the mean if these are agreed."""
@@ -101,6 +115,9 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
         return _read_image_folders(path, schema, name, strict=own is None)
     if schema.kind == "table":
         columns, test = read_columns(path, name)
+        if schema.optional:
+            given = _column(path, columns, schema.label)
+            columns |= {rule.name: given.empty(len(given)) for rule in schema.table if rule.name not in columns}
         x, y = _encode(path, schema, columns), _labels(path, schema, _column(path, columns, schema.label))
         return table_dataset(
             name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill, target=schema.target,
@@ -137,11 +154,12 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
 
 def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Dataset:
     """The rows of a table that their owner allows. Raises DataError."""
-    wanted = [column.name for column in schema.table]
+    wanted = [column.name for column in schema.table if column.name not in own.lacks]
     own = replace(own, options=replace(own.options, label=schema.label), classes=schema.classes)
     values, test = read_columns(path, name, own.options.grammar)
     found = own_rows(values, own, name, wanted=wanted, test=test)
     columns = {column: values[column].take(found.kept) for column in (*wanted, schema.label)}
+    columns |= {column: columns[schema.label].empty(len(found.kept)) for column in own.lacks}
     encoded = [
         rule.encode_any(columns[rule.name])
         if isinstance(rule, RawNumber | DateParts)
@@ -167,6 +185,9 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
     columns, test = read_columns(path, name, own.options.grammar)
     found = own_rows(columns, own, name, test=test)
     notes = [*found.notes]
+    for column in own.lacks:
+        if column in columns:
+            raise DataError(f"data.lacks names the column {column!r}, which {path} has: remove it from lacks.")
     for setting, listed in (("categories", own.categories), ("encode", own.encode)):
         for column in listed:
             if column not in columns:
@@ -229,7 +250,7 @@ def _encode(path: Path, schema: DataSchema, columns: Mapping[str, RawColumn]) ->
     """(n, F) float32 of a table."""
     for rule in schema.table:
         column = _column(path, columns, rule.name)
-        if isinstance(rule, OneHot):
+        if isinstance(rule, OneHot) and not (schema.optional and column.missing.all()):
             refuse_rows(rule.name, f"one of its {len(rule.words)} words", rule.unknown(column), where=f"{path}: ")
     try:
         return TableEncoder(schema.table).transform(columns)

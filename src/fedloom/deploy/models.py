@@ -21,11 +21,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedloom import models
-from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, warn_once
 from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
 from fedloom.data import standalone
-from fedloom.data.columns import columns_of
+from fedloom.data.columns import RawColumn, columns_of
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
@@ -48,6 +48,8 @@ class ModelInputs(BaseModel):
     """Of a table, words that stand for a missing value, as an empty cell does."""
     decimal: Decimal = "."
     """Of a table, the sign before the decimals of a number."""
+    optional: tuple[str, ...] = ()
+    """Columns of a table that an owner lacked in training: rows may lack them, too."""
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...]
     scale: tuple[float, ...]
@@ -232,7 +234,13 @@ class DeployedModel:
             raise CheckpointError("scale must be above 0")
         self._rules = [_rule(column) for column in inputs.columns]
         names = [{"name": rule.name} for rule in self._rules]
-        table = {"kind": "table", "columns": names, "missing_words": inputs.missing_words, "decimal": inputs.decimal}
+        table = {
+            "kind": "table",
+            "columns": names,
+            "missing_words": inputs.missing_words,
+            "decimal": inputs.decimal,
+            "optional": inputs.optional,
+        }
         image = {"kind": "cells", "shape": list(inputs.shape), "grid": [1, 1], "cells": [0]}
         self.recipe: dict[str, Any] = table if inputs.kind == "table" else image
         if inputs.kind == "table" and sum(len(rule.names) for rule in self._rules) != inputs.shape[0]:
@@ -288,8 +296,12 @@ class DeployedModel:
         grammar = Grammar(self.manifest.inputs.missing_words, self.manifest.inputs.decimal)
         columns = columns_of(data, grammar)
         missing = [rule.name for rule in rules if rule.name not in columns]
-        if missing:
-            raise DataError(f"The rows must have the columns of this model, but {missing[0]!r} is missing.")
+        if needed := [name for name in missing if name not in self.manifest.inputs.optional]:
+            raise DataError(f"The rows must have the columns of this model, but {needed[0]!r} is missing.")
+        if missing and columns:
+            some = next(iter(columns.values()))
+            columns |= {name: RawColumn.of(name, [None] * len(some), grammar) for name in missing}
+            warn_once(f"the rows have no column {', '.join(map(repr, missing))}: its values count as missing")
         parts = [rule.encode(raw_column(rule, columns[rule.name], grammar)) for rule in rules]
         if len({len(part) for part in parts}) > 1:
             raise DataError("All columns must have the same number of rows.")
@@ -360,7 +372,10 @@ _TABLE_ROWS = '''def read_rows(path):
         file.seek(0)
         table = csv.DictReader(file, delimiter=max(",;\\t|", key=outside.count))
         rows = [{name.strip(): word.strip() for name, word in row.items()} for row in table]
-    columns = [encode(column, [row[column["name"]] for row in rows]) for column in inputs["columns"]]
+    names = {*rows[0]} | {*inputs["optional"]} if rows else set()
+    if lacking := [column["name"] for column in inputs["columns"] if column["name"] not in names]:
+        raise SystemExit(f"The rows must have the columns of this model, but {lacking[0]!r} is missing.")
+    columns = [encode(column, [row.get(column["name"], "") for row in rows]) for column in inputs["columns"]]
     x = torch.cat([torch.tensor(column, dtype=torch.float64) for column in columns], 1)
     mean, scale, fill = (torch.tensor(inputs[name], dtype=torch.float64) for name in ("mean", "scale", "fill"))
     if len(fill):

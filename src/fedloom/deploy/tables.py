@@ -139,7 +139,14 @@ def inputs_of(data: Dataset) -> ModelInputs:
     mean, scale = plain if data.kind == "table" else (tuple(map(float, data.shift)), tuple(map(float, data.scale)))
     if data.kind == "table" and not rules:
         rules = [{"name": name, "gaps": True} for name in data.columns]
-    return ModelInputs(kind=data.kind, shape=shape, columns=tuple(rules), mean=mean, scale=scale)
+    return ModelInputs(
+        kind=data.kind,
+        shape=shape,
+        columns=tuple(rules),
+        mean=mean,
+        scale=scale,
+        **{key: data.recipe[key] for key in ("missing_words", "decimal", "optional") if key in data.recipe},
+    )
 
 
 def encoded(data: Dataset, x: Tensor) -> Tensor:

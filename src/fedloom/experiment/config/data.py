@@ -11,7 +11,7 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import Fill
 from fedloom.data.encoder import OneHot, RawNumber
 from fedloom.data.grammar import MISSING_WORDS, Decimal
-from fedloom.data.options import DataOptions, Encoding, Missing, Task
+from fedloom.data.options import DataOptions, Encoding, Missing, MissingColumns, Task
 from fedloom.data.options import Kind as ColumnKind
 from fedloom.data.schema import DataSchema
 from fedloom.data.sources import is_path
@@ -114,13 +114,13 @@ class SchemaConfig(Section):
             raise ValueError("kind image needs a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
         return self
 
-    def build(self, missing: Missing = "refuse") -> DataSchema:
-        """The schema for reading rows, with `data.missing`."""
+    def build(self, missing: Missing = "refuse", missing_columns: MissingColumns = "refuse") -> DataSchema:
+        """The schema for reading rows, with `data.missing` and `data.missing_columns`."""
         gaps, indicator = missing != "refuse", missing == "indicator"
         columns = tuple(column.rule(gaps, indicator) for column in self.columns)
         fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
         return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill, self.scale,
-                          self.label_scale or (0.0, 1.0))  # fmt: skip
+                          self.label_scale or (0.0, 1.0), missing_columns == "allow")  # fmt: skip
 
 
 class DataConfig(Section):
@@ -168,6 +168,9 @@ class DataConfig(Section):
     encode: dict[str, ColumnKind] = Field(default_factory=dict)
     """Columns of a file whose kind is not guessed: "number", "category", "text" or "date". Texts are hashed, dates
     become years and points of circles, by encoders that no data decides."""
+    missing_columns: MissingColumns = "refuse"
+    """Whether owners may have different columns. "allow": what an owner lacks is missing there, and `missing` is
+    "indicator" if it is not set."""
     missing: Missing = "refuse"
     """The replacement of a missing number in a file: none, so that it is refused; the median; the most frequent one; or
     the median and a column that marks it. It is fitted on public rows, or on each owner's own training rows."""
@@ -199,6 +202,8 @@ class DataConfig(Section):
             values["test_fraction"] = values.pop("test")
         if isinstance(values.get("unseen"), str):
             values["unseen"] = [values["unseen"]]
+        if values.get("missing_columns") == "allow":
+            values.setdefault("missing", "indicator")
         if "partition" not in values and not values.get("options") and values.get("row_schema") is None:
             if values.get("group"):
                 values["partition"] = "natural"
@@ -234,6 +239,14 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_columns(self) -> "DataConfig":
+        if self.missing_columns == "allow" and self.missing == "refuse":
+            raise ValueError(
+                'missing_columns = "allow" makes missing values: set missing to "indicator", or leave it out'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_private(self) -> "DataConfig":
         defaults = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
         unused = [name for name in PARTITION_SETTINGS if getattr(self, name) != defaults[name]]
@@ -266,7 +279,7 @@ class DataConfig(Section):
         names = self.unseen if isinstance(self.unseen, tuple) and not is_object(self.name) else ()
         return DataOptions(
             self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names, self.task,
-            self.missing_words, self.decimal, self.encode,
+            self.missing_words, self.decimal, self.encode, self.missing_columns,
         )  # fmt: skip
 
     @property

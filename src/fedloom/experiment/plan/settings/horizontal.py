@@ -212,12 +212,13 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         DataError: the rows do not fit the schema, or are too few.
     """
     assert run.data.row_schema is not None
-    form, name, device = run.data.row_schema.build(run.data.missing), run.data.name, run.engine.device
+    may = run.data.missing_columns
+    form, name, device = run.data.row_schema.build(run.data.missing, may), run.data.name, run.engine.device
     owner = files.own or OwnFile(DataOptions())
     how = owner.missing or run.data.missing
     if how == "refuse" and files.own is not None:
         how = "median"  # a run that failed would tell of a gap; a node's owner is told when it starts
-    own_form = run.data.row_schema.build(how)
+    own_form = run.data.row_schema.build(how, may)
     public, own = _public(run, files, form), None
     if files.rows is not None and (at is not None or run.data.server_rows):
         own = read_rows(files.rows, own_form, name, files.own)
