@@ -341,6 +341,7 @@ def run_task(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep:
         return Failure(NOT_FINITE, str(error))
     # torch.manual_seed is slow, and needed only if the device has a generator of its own
     (torch.default_generator if party.context.device == "cpu" else torch).manual_seed(task.seed)
+    party.at_round(task.round)
     try:
         with party.transaction(keep):
             if task.fault == "crash":

@@ -387,6 +387,7 @@ METHODS = (
         family="tables",
         config=StatsConfig,
         tasks=EVERY_TASK,
+        no_local="it trains nothing",
         round=round,
         client=StatsClient,
         server=StatsServer,
