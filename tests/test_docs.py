@@ -28,7 +28,7 @@ from tests.test_architecture import ALLOWED
 ROOT = Path(__file__).parents[1]
 HERE = "https://github.com/fedloom/fedloom/blob/main/"
 """The repository, to whose files the two sites link."""
-GENERATED = {ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md")}
+GENERATED = {ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md", "settings.md")}
 """Pages that building the site writes."""
 PAGES = [
     ROOT / "README.md",
@@ -315,5 +315,5 @@ def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:
     assert sum(len(page.read_text().split()) for page in counted) < MOST_WORDS
 
 
-MOST_WORDS = 50_700
+MOST_WORDS = 50_300
 """Words of all pages but those of results."""
