@@ -117,16 +117,16 @@ def settings_page(app: Sphinx) -> None:
             lines += [text, "", "| setting | default | meaning |", "|---|---|---|"]
             for name, field in config.model_fields.items():
                 default = None if field.is_required() else field.get_default(call_default_factory=True)
-                default = default.model_dump() if isinstance(default, BaseModel) else default
-                table = isinstance(default, dict) and name != "callers"
+                if isinstance(default, BaseModel):
+                    continue  # a table, with a section of its own
                 shown = (
                     "–"
                     if field.is_required()
-                    else "its table"
-                    if table
-                    else f"`{json.dumps(default, default=str)}`".replace("`null`", "none")
+                    else "none"
+                    if default is None
+                    else f"`{json.dumps(default, default=str)}`"
                 )
-                meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+                meaning = " ".join((field.description or "").split()).replace("\\", "\\\\").replace("|", "\\|")
                 lines.append(f"| `{name}` | {shown} | {meaning} |")
             lines.append("")
     Path(app.srcdir, "reference", "settings.md").write_text("\n".join(lines))
