@@ -1,7 +1,9 @@
 """Trials on planted data: who must join, and who must not."""
 
+import io
 import json
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -421,6 +423,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "already exists; add --force" in call(f"{words} 1 --out t", code=2)[1]
     text, progress = call(f"{words} 1 --json")
     assert {**json.loads(text), "seconds": 0} == {**content, "seconds": 0} and not progress
+    piped = io.TextIOWrapper(io.BytesIO((tmp_path / "my.csv").read_bytes()))
+    monkeypatch.setattr(sys, "stdin", piped)
+    text, progress = call(f"-{words.removeprefix('my.csv')} 1 --quiet --out piped")
+    assert "save the rows as rows.csv" in progress
+    assert tomllib.loads((tmp_path / "piped" / "recipe.toml").read_text())["data"]["name"] == "rows.csv"
     text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress
     assert "needs label, the column of classes, and group" in call("my.csv", code=2)[1]
