@@ -180,15 +180,17 @@ class Engine(AbstractContextManager["Engine"]):
         expect: Template,
         weight: str | None,
         call: CallId,
+        whole: bool = False,
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
-        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`.
+        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`. With `whole` there is no sum
+        unless all replies are in it.
 
         Returns:
             The sum (d + 1,) uint64, or None if too few parties were left for one; and for each party the reason why
             its reply is not part of it.
         """
         return self._sum(
-            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties], expect, weight
+            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties], expect, weight, whole
         )
 
     @final
@@ -249,7 +251,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Run all tasks, check the replies against `expect`, and leave them where they are."""
 
     def _sum(
-        self, tasks: Sequence[Task], expect: Template, weight: str | None
+        self, tasks: Sequence[Task], expect: Template, weight: str | None, whole: bool
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
         """The sum of the tasks' replies. Parties of one process have one owner, so nothing is masked."""
         total, failures = None, list[Failure | None]()
@@ -263,7 +265,7 @@ class Engine(AbstractContextManager["Engine"]):
                 except (MessageError, KeyError, TypeError) as error:
                     failure = Failure("not a message", str(error))
             failures.append(failure)
-        return total, failures
+        return None if whole and any(failures) else total, failures
 
     def _undelivered(self) -> set[tuple[int, int]]:
         """(sender, receiver) of the answers that could not be delivered in the last `_call`."""
