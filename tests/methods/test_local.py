@@ -29,6 +29,7 @@ from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.engine import start
 from fedloom.experiment.run.execute import execute
 from fedloom.experiment.run.fairness import unequal
+from fedloom.experiment.run.lockstep import execute_lots
 from fedloom.experiment.run.result import RunSummary
 from fedloom.methods import registry
 
@@ -202,6 +203,21 @@ def test_engines_agree(name: str) -> None:
         assert loop.keys() == other.keys() and all(torch.equal(loop[k], other[k]) for k in loop), engine
     batched = trained(plan, ALL, {"name": "batched"})
     assert all(torch.allclose(loop[k].float(), batched[k].float(), atol=1e-5) for k in loop)
+
+
+def test_runs_in_lockstep_have_their_own_settings() -> None:
+    """Of one engine: other weights of classes, another rate, and none."""
+    changes: list[dict[str, Any]] = [ALL, {**ALL, "class_weights": {"3": 4.0}}, {"schedule": "cosine"}, {}]
+    runs = [small("fedavg").model_copy(update={"local": LocalConfig(**local)}) for local in changes]
+    batched = EngineConfig(name="batched")
+    lot = [run.model_copy(update={"engine": batched}) for run in runs]
+    together = execute_lots(lot, [None] * len(lot), execute=execute)
+    assert together[0].summary["engine"]["remarks"][0] == "in lock-step, runs: 4"
+    for run, found in zip(runs, together, strict=True):
+        alone = execute(run)
+        assert found.summary["accuracy"] == alone.summary["accuracy"], run.local
+        for a, b in zip(found.metrics, alone.metrics, strict=True):
+            assert a[5] == pytest.approx(b[5], abs=1e-4), a
 
 
 def digits(method: str, local: Mapping[str, Any] | None = None, **settings: Any) -> RunConfig:
