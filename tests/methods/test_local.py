@@ -329,7 +329,15 @@ def test_numbers_have_no_classes() -> None:
 
 
 def test_a_comparison_names_other_settings() -> None:
-    values = {"method": "fedmd", "title": "", "preset": "", "seed": 0, "rounds": 1, "iterations": 1, "local_steps": 1.0}
+    values: dict[str, Any] = {
+        "method": "fedmd",
+        "title": "",
+        "preset": "",
+        "seed": 0,
+        "rounds": 1,
+        "iterations": 1,
+        "local_steps": 1.0,
+    }
     base = RunSummary.model_construct(**values, training_rows=5, architectures=["mlp"], scores={}, params={})
     one, other = (base.model_copy(update={"name": n, "local": each}) for n, each in (("a", {}), ("b", {"clip": 1.0})))
     assert unequal([one, other]) == ["local training: a its own; b clip = 1.0"]
