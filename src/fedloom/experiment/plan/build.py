@@ -63,7 +63,9 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     own_model = (
         None
         if data is None
-        else server_pretrained(pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device)
+        else server_pretrained(
+            pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device, run.models.variance
+        )
     )
     warn_of_refits(plan)
     check_feature_dims(plan)

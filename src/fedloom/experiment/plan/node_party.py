@@ -78,7 +78,7 @@ def build_party(
     if number in plan.colocated:
         raise ConfigError(f"party {number} runs beside the server, not at a node")
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
-        encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
+        encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset, run.models.variance)
         plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
     context = plan.contexts[number]
     plan.contexts[number] = replace(context, privacy_budget=privacy_budget, min_class_rows=min_class_rows)

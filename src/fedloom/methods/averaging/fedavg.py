@@ -184,8 +184,6 @@ METHODS = (
         title="FedAvg from the server's pretrained model, which it broadcasts",
         paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
-        tasks=("classes",),
-        only_classes="its server's model is pretrained on classes",
         needs=("one network", "pretrained server model"),
     ),
 )
