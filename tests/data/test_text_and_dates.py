@@ -52,7 +52,7 @@ def test_long_and_many_texts() -> None:
 
 def test_a_date_is_years_and_points_of_circles() -> None:
     at = moment_of("2000-01-01 06:00", "iso")
-    assert at is not None and date_numbers(at) == [round(0.25 / 365.2425, 9), 0, 1, -0.974928, -0.222521, 1, 0]
+    assert at is not None and date_numbers(at) == [round(0.25 / 365.2425, 9), 0, 1, 0, 1, -0.974928, -0.222521, 1, 0]
     assert moment_of("1850-12-31T23:30-01:00", "iso") == datetime(1851, 1, 1, 0, 30, tzinfo=UTC)
     assert moment_of("03/04/2022", "month") == moment_of("04.03.2022", "day") == moment_of("2022-03-04", "iso")
     assert moment_of("03/04/2022", "iso") is None and moment_of("week 1", "day") is None
@@ -113,4 +113,4 @@ def test_the_rules_are_kept_as_data() -> None:
     with pytest.raises(DataError, match="is hashed by 'words-0', but this version has"):
         TableEncoder.from_dict(wrong)
     x = encoder.transform({"note": ["a tie", ""], "seen": ["01.02.2024", ""]})
-    assert x.shape == (2, 16) and np.isnan(x[1, 8:15]).all() and x[:, 15].tolist() == [0, 1]
+    assert x.shape == (2, 18) and np.isnan(x[1, 8:17]).all() and x[:, 17].tolist() == [0, 1]
