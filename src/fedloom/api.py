@@ -305,6 +305,7 @@ class RunSettings(TypedDict, total=False):
     columns: Mapping[str, Any]
     topology: Mapping[str, Any]
     churn: Mapping[str, Any]
+    local: Mapping[str, Any]
     aggregate: Mapping[str, Any]
     engine: str | Mapping[str, Any]
     evaluate: Mapping[str, Any]

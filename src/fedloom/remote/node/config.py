@@ -172,7 +172,8 @@ class NodeConfig(FileSection):
     """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
-    noticed. None for none."""
+    noticed, and nothing more is charged until `fedloom node NODE.toml --accept-restored`, which counts the whole ε.
+    None for none."""
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
     """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
     of names, without addresses, is for a transport of another kind, such as Flower's."""
@@ -371,7 +372,7 @@ def _violations(
                 f"missing of {run.data.name} is {data.missing!r} here and {run.data.missing!r} in the run; indicator "
                 "must be set in both or in neither, as it adds columns"
             )
-        if words := unbounded(run, cfg, data.public is not None):
+        if "raw rows" not in method.needs and (words := unbounded(run, cfg, data.public is not None)):
             yield words
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"

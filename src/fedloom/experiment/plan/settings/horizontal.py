@@ -12,7 +12,7 @@ from fedloom.core import graphs
 from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method, MethodConfig
-from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
+from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike, Fill
 from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
@@ -242,9 +242,11 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         shift, scale = np.zeros(len(columns), np.float32), np.ones(len(columns), np.float32)
         known = DatasetInfo(name, form.kind, (len(columns),), form.classes, columns, shift, scale, words,
                             form.target, form.label)  # fmt: skip
+        public = decoded(form.table, public)[0]
         if own is not None:
             x = decoded(own_form.table, own.x)[0]
-            own = replace(own, x=x, columns=columns, words=words, fill="median" if np.isnan(x).any() else "")
+            fill: Fill = "median" if np.isnan(x).any() else ""
+            own = replace(own, x=x, shift=shift, scale=scale, columns=columns, words=words, fill=fill)
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
