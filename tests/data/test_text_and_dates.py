@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
 from fedloom.data.encoder import TableEncoder
+from fedloom.data.options import DataOptions
 from fedloom.data.own import read_data
+from fedloom.data.sources import load_raw
 from fedloom.data.standalone import date_numbers, hashed_text, moment_of
 from fedloom.data.text_and_dates import DateParts, HashedText, hashed_texts
 
@@ -114,3 +116,9 @@ def test_the_rules_are_kept_as_data() -> None:
         TableEncoder.from_dict(wrong)
     x = encoder.transform({"note": ["a tie", ""], "seen": ["01.02.2024", ""]})
     assert x.shape == (2, 18) and np.isnan(x[1, 8:17]).all() and x[:, 17].tolist() == [0, 1]
+
+
+def test_methods_for_columns_refuse_texts_and_dates(tmp_path: Path) -> None:
+    pandas.DataFrame(table(seen=["2024-01-01", "2024-01-02"] * 20)).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(DataError, match=r"\['seen'\] of .* hold texts or dates"):
+        load_raw(str(tmp_path / "t.csv"), options=DataOptions("y"))
