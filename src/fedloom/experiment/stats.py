@@ -84,7 +84,7 @@ def stats(
     """
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
-        decimal=decimal,
+        decimal=decimal, missing_columns="allow",
     )  # fmt: skip
     found, images = interpret(data, options)
     fixed = [column for column, kind in found.kinds.items() if kind in ("text", "date")]
