@@ -14,6 +14,7 @@ from fedloom.core.errors import DataError
 from fedloom.data.own import read_data
 from fedloom.deploy import load_model
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.stats import stats
 
 pandas = pytest.importorskip("pandas")
 KNOWN: dict[str, Any] = {"label": "ill", "missing_columns": "allow"}
@@ -82,6 +83,13 @@ def test_an_indicator_says_at_an_owner_that_lacks_a_column_that_it_does() -> Non
     west = data.groups == data.owners.index("west")
     assert (scaled["age missing"] == west).all() and (scaled["ward=?"] == ~west).all()
     assert not scaled["age"][west].any() and scaled["age"][~west].std() == pytest.approx(1, abs=1e-4)
+
+
+def test_statistics_count_who_has_a_column() -> None:
+    found = stats(pandas.concat(frames()), label="ill", group="site")
+    numbers, _ = found.tables
+    assert {row[0]: row[1:3] for row in numbers.rows} == {"age": (60, 60), "dose": (120, 0)}
+    assert "Columns of texts and dates are left out: note, seen." in found.notes
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedboost"])
