@@ -557,7 +557,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             if unclear == DATES:
                 kinds[column] = "date"
                 notes.append(
-                    f"Column {column!r} has dates: years, and month, weekday and hour on circles. {_SAYS} or data.drop."
+                    f"Column {column!r} has dates, which become years and parts of a circle. {_SAYS} or data.drop."
                 )
             elif unclear and column not in options.keep:
                 free[column] = f"{count} different {unclear}"
