@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
@@ -282,3 +286,26 @@ def test_a_client_that_mislabels_trains_on_false_labels_and_is_tested_on_true_on
             which = torch.arange(len(rows))
             assert torch.equal(rows.y(which), b.tests[name].y(which))
     assert Faults(liars=(1,), lie="labels").draw(0, 0, 0, 1) is None
+
+
+def settings_of(section: type[BaseModel], place: str = "") -> Iterator[str]:
+    """The full names of all settings of a section and of its tables."""
+    for name, field in section.model_fields.items():
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if tables:
+            yield from settings_of(tables[0], f"{place}{name}.")
+        else:
+            yield f"{place}{name}"
+
+
+def test_every_setting_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    names = [*settings_of(RunConfig), *settings_of(config.CompareConfig, "compare.")]
+    assert len(names) > 100 and "data.label_scale" in names
+
+    def told(setting: str) -> bool:
+        word = setting.rpartition(".")[2]
+        return re.search(rf"\b{word} = |`{word}`", text) is not None
+
+    assert not [name for name in names if not told(name)]
