@@ -16,11 +16,12 @@ Gaussian noise that allows both rates, as the paper does.
 
 import asyncio
 import contextlib
+import logging
 import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from torch import Tensor
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.fixed_point import threshold
+from fedloom.core.message import leaves
 from fedloom.core.templates import spell
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.experiment.plan.build import build
@@ -41,6 +43,7 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.settings import horizontal
 from fedloom.methods.averaging import private, shares
 from fedloom.methods.peer import selection
+from fedloom.methods.tables import steps
 from fedloom.protect import kernel, noise
 from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.protect.aggregators import Private
@@ -53,6 +56,8 @@ from fedloom.remote.node import task_runner
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.service import NodeService
 from fedloom.remote.rpc_errors import CallRefused
+from fedloom.trees.exact import PARTS
+from fedloom.trees.model import Trees
 
 DELTA = 1e-5
 RUN = "0123456789abcdef" * 2
@@ -168,7 +173,7 @@ def drawing(seed: int, part: float = 1.0) -> Iterator[None]:
 class Node:
     """A node with a file, without a network, and a run with DP-SGD that is open there."""
 
-    def __init__(self, folder: Path, row: str, sigma: float, rounds: int, *, scaled: bool) -> None:
+    def __init__(self, folder: Path, row: str, run: Any) -> None:
         folder.mkdir(parents=True)
         rng = np.random.default_rng(3)
         y = rng.integers(2, size=ROWS - 1)
@@ -180,12 +185,11 @@ class Node:
         (folder / "state" / "secret").write_text("07" * 16)
         data = {"rows": folder / "own.csv", "keep": ["a", "b"], "label": "kind", "classes": FORM["classes"]}
         wards: Any = {"wards": {**data, "epsilon": math.inf, "test": "part"}}
-        methods: Any = ["fedavg"]
+        methods: Any = [run.method]
         where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"], "approve": "off"}
         self.service = NodeService(NodeConfig(**where, methods=methods, data=wards))
         self._loop, self._call = asyncio.new_event_loop(), 0
-        form = FORM if scaled else {key: value for key, value in FORM.items() if key != "scale"}
-        text = for_nodes(build(config(sigma, rounds, form), PrivateData())).model_dump_json()
+        text = for_nodes(build(run, PrivateData())).model_dump_json()
         head: dict[str, Any] = {
             "protocol": payload.PROTOCOL,
             "version": __version__,
@@ -199,32 +203,42 @@ class Node:
         return self._loop.run_until_complete(self.service.answer("hub", kind, body))
 
     @property
+    def count(self) -> int:
+        """The trees that the party has."""
+        (run,) = self.service._node_runs.values()
+        party: Any = run.party
+        return len(party.trees["root"])
+
+    @property
     def weights(self) -> dict[str, Tensor]:
         """Of the party at first: names and shapes."""
         (run,) = self.service._node_runs.values()
         return {name: value.clone() for name, value in run.party.params.items()}
 
-    def update(self, weights: Mapping[str, Tensor]) -> tuple[str, np.ndarray | None]:
-        """What leaves the node for a question: all but the numbers as text, and the numbers."""
+    def asked(self, method: str, t: int, shared: Mapping[str, Any]) -> tuple[str, np.ndarray | None]:
+        """What leaves the node for a question in round t: all but the numbers as text, and the numbers."""
         task = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
         head: dict[str, Any] = {
             "run": RUN,
             "start": 1,
             "call": self._call,
-            "round": self._call,
-            "method": "update",
+            "round": t,
+            "method": method,
             "tasks": [task],
         }
         head |= {"leave": False, "expect": spell(None), "kept": [], "floor": 0, "deadline": 60.0, "mask": None}
         self._call += 1
         try:
-            answer = self.ask("do", payload.pack(head, message.encode({"t": 0, "weights": dict(weights)})))
+            answer = self.ask("do", payload.pack(head, message.encode(dict(shared))))
         except CallRefused as refusal:
             return f"{refusal.code}: {refusal.words}", None
         told, rest = payload.unpack(answer)
+        if not rest:
+            return f"{len(answer)} {told}", None
         reply: Any = payload.decoded(rest, 0)
-        numbers = torch.cat([x.flatten() for x in reply["weights"].values()]).double().numpy()
-        return f"{len(answer)} {told} {reply['rows']} {np.isfinite(numbers).all()}", numbers
+        parts = [x for _, x in leaves(reply) if isinstance(x, Tensor) and x.dim()]
+        numbers = torch.cat([x.flatten() for x in parts]).double().numpy() if parts else np.zeros(0)
+        return f"{len(answer)} {told} {reply.get('rows') if reply else reply} {np.isfinite(numbers).all()}", numbers
 
     def close(self) -> None:
         self._loop.run_until_complete(self.service.close())
@@ -263,11 +277,13 @@ def two_worlds(
     bounds = list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as folder, drawing(seed):
         rounds = runs * len(strategies)
-        nodes = [Node(Path(folder) / str(k), row, sigma, rounds, scaled=scaled) for k, row in enumerate((USUAL, ODD))]
+        form = FORM if scaled else {key: value for key, value in FORM.items() if key != "scale"}
+        run = config(sigma, rounds, form)
+        nodes = [Node(Path(folder) / str(k), row, run) for k, row in enumerate((USUAL, ODD))]
         try:
-            for strategy in strategies:
-                asked = questions(nodes[0].weights, strategy)
-                seen = [[node.update(asked) for _ in range(runs)] for node in nodes]
+            for k, strategy in enumerate(strategies):
+                sent = {"t": 0, "weights": questions(nodes[0].weights, strategy)}
+                seen = [[node.asked("update", k * runs + t, sent) for t in range(runs)] for node in nodes]
                 bounds += [separated(*scores) for scores in _classifiers(seen, runs // 2)]
         finally:
             for node in nodes:
@@ -313,8 +329,7 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
         run = check({"run": {**values, "data": {"name": "wards", "clients": 3, "row_schema": FORM}}}).run
         sent, found = for_nodes(build(run, PrivateData())), []
         for k, row in enumerate((USUAL, USUAL.replace("one", "two"))):
-            node = Node(folder / str(k), row, 1.0, 1, scaled=True)
-            node.close()
+            Node(folder / str(k), row, config(1.0, 1, FORM)).close()
             own = OwnFile(DataOptions(keep=("a", "b"), test="part"))
             files = PrivateData(rows=folder / str(k) / "own.csv", own=own)
             found.append(build_party(sent, 0, files, secret=7).party)
@@ -338,6 +353,55 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
         return separated(scores[0], scores[1])[1]
 
     return Audit("A1 choice of neighbours", 1.0, found(False), {"without D6": found(True)})
+
+
+def forest(sigma: float, rounds: int) -> Any:
+    """A run of FedExtra with noise, whose bins are declared."""
+    dp = {"sigma": sigma, "grid": {"a": (-80.0, 80.0), "b": (-80.0, 80.0)}}
+    values: dict[str, Any] = {"method": "fedextra", "rounds": rounds, "params": {"bins": 32, "depth": 1, "dp": dp}}
+    form = {key: value for key, value in FORM.items() if key != "scale"}  # bins are of declared ranges
+    return check({"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}).run
+
+
+def cut(at: int, low: float, high: float) -> Trees:
+    """One tree: below the bin `at` of the first column a row gets the first value, else the second."""
+    values = np.array([0, low, high]) * PARTS
+    left = np.packbits(np.arange(32) < np.array([[at], [0], [0]]), axis=1)
+    feature, child = np.array([0, -1, -1], np.int16), np.array([1, 0, 0], np.int32)
+    return Trees(np.array([0], np.int32), feature, left, child, values.astype(np.int64)[:, None])
+
+
+def audit_leaves(runs: int, seed: int = 0) -> Audit:
+    """A1 of FedExtra's sums of leaves, a row replaced, ε = 1: trees that are honest, that put the row alone into a leaf
+    where it counts most, or that cannot predict where the row is."""
+    alone = cut(20, 0.0, -40.0)  # the odd row alone, whose class is certain to be the other one
+    honest = cut(16, 0.5, -0.5)
+    narrow = replace(alone, left=np.full((3, 1), 255, np.uint8))  # of the 32 bins the last 8 are beyond its bits
+
+    def found(trees: Mapping[str, Trees]) -> float:
+        bounds, rounds = list[tuple[float, float]](), runs * len(trees)
+        with tempfile.TemporaryDirectory() as folder, drawing(seed):
+            run = forest(2 * noise_for(1.0, DELTA), rounds)
+            nodes = [Node(Path(folder) / str(k), row, run) for k, row in enumerate((USUAL, ODD))]
+            try:
+                for k, sent in enumerate(trees.values()):
+                    seen: list[list[tuple[str, np.ndarray | None]]] = [[], []]
+                    for t in range(k * runs, (k + 1) * runs):
+                        for node, world in zip(nodes, seen, strict=True):
+                            news = {"layout": None, "first": node.count, "trees": steps.trees_tree(sent)}
+                            first = node.asked("begin", t, news)
+                            told = node.asked("sums", t, {"t": t, "trees": steps.trees_tree(alone)})
+                            world.append((f"{first[0]} {told[0]}", told[1]))
+                    bounds += [separated(*scores) for scores in _classifiers(seen, runs // 2)]
+            finally:
+                for node in nodes:
+                    node.close()
+        return max(bounds)[1]
+
+    crafted = {"honest": honest, "alone": alone, "narrow": narrow}
+    with changed((Trees, "problem", lambda *_: "")):
+        broken = {"without the check of trees": found({"narrow": narrow})}
+    return Audit("A1 sums of leaves", 1.0, found(crafted), broken)
 
 
 # -- A2: one run ---------------------------------------------------------------------------------------------------
@@ -373,7 +437,7 @@ def audit_one_run(canaries: int, seed: int = 0, sigma: float = 2.0) -> Audit:
 def _trained(sigma: float, who: str = "own") -> Any:
     """A party with DP-SGD whose noise is added by these."""
     with tempfile.TemporaryDirectory() as folder:
-        Node(Path(folder) / "0", USUAL, 1.0, 1, scaled=True).close()
+        Node(Path(folder) / "0", USUAL, config(1.0, 1, FORM)).close()
         own = OwnFile(DataOptions(keep=("a", "b"), test="part"))
         files = PrivateData(rows=Path(folder) / "0" / "own.csv", own=own)
         run = config(sigma, 1, FORM, who)
@@ -424,6 +488,22 @@ def _count(party: Any) -> int:
     return sum(w.numel() for w in party.params.values())
 
 
+def _crafted_leaves(trials: int, steps_: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of FedExtra, where a row that counts most is there or is not: its class has the probability 0."""
+    scores = []
+    with tempfile.TemporaryDirectory() as folder:
+        for k, row in enumerate((USUAL, ODD)):
+            Node(Path(folder) / str(k), row, forest(sigma, 1)).close()
+            own = OwnFile(DataOptions(keep=("a", "b"), test="part"))
+            files = PrivateData(rows=Path(folder) / str(k) / "own.csv", own=own)
+            party: Any = build_party(for_nodes(build(forest(sigma, 1), PrivateData())), 0, files, secret=7).party
+            party.begin(layout=None, first=0, trees=steps.trees_tree(cut(20, 0.0, -40.0)))
+            alone = steps.trees_tree(cut(20, 0.0, 0.0))
+            draw = lambda party=party, alone=alone: float(party.sums(t=0, trees=alone)["sums"][0, 2])
+            scores.append(np.array([sum(draw() for _ in range(steps_)) for _ in range(trials)]))
+    return scores[0], scores[1]
+
+
 def _crafted_mean(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores of DP-FedAvg, where one client of four sends a huge change or counts as nothing."""
     how = Private(sigma, 1.0, lambda key: Draws(None))
@@ -458,6 +538,7 @@ def _crafted_embedding(trials: int, steps: int, sigma: float) -> tuple[np.ndarra
 Scores = Callable[[int, int, float], tuple[np.ndarray, np.ndarray]]
 WHITE_BOX: dict[str, tuple[Scores, float]] = {
     "noise in the sum": (_crafted_sum, 1.0),
+    "sums of leaves": (_crafted_leaves, 1.0),
     "DP-SGD": (_crafted_steps, 2.0),
     "DP-FedAvg": (_crafted_mean, 1.0),
     "mean embedding": (_crafted_embedding, 1.0),
@@ -483,10 +564,12 @@ def audit_white_box(name: str, trials: int, seed: int = 0, steps: int = 3) -> Au
 
 def main(scale: float = 1.0, seed: int = 0) -> int:
     """Print a line for each audit; the number of those that do not hold."""
+    logging.disable()  # a node's log names each refused question
     runs, wrong = int(200 * scale), 0
     audits: list[Callable[[], Audit]] = [
         lambda: audit_node(runs, seed),
         lambda: audit_choice(runs, seed),
+        lambda: audit_leaves(runs, seed),
         lambda: audit_one_run(16_000, seed),
         *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),
     ]

@@ -70,6 +70,20 @@ def test_no_sum_leaves_the_ring() -> None:
         decoded(np.zeros(8, np.uint64), LIKE, "rows")
 
 
+def test_names_decide_what_a_number_of_a_sum_is_and_not_their_order() -> None:
+    """A reply, whose order its sender chose, fits a template with the same names in any order."""
+    counts: Template = {"rows": Shape("int64"), "cells": {"b": Shape("int64", 2), "a": Shape("int64", 2)}}
+    one = {"rows": torch.tensor(7), "cells": {"b": torch.tensor([1, 2]), "a": torch.tensor([30, 40])}}
+    other = {"cells": {"a": torch.tensor([5, 6]), "b": torch.tensor([100, 200])}, "rows": torch.tensor(9)}
+    total: Any = totaled(encoded(one, None, 2) + encoded(other, None, 2), counts)
+    assert int(total["rows"]) == 16 and list(total) == ["rows", "cells"] and list(total["cells"]) == ["b", "a"]
+    assert total["cells"]["a"].tolist() == [35, 46] and total["cells"]["b"].tolist() == [101, 202]
+    mean: Any
+    flipped: Any = {"rows": torch.tensor(1), "weights": dict(reversed(reply(1, 1)["weights"].items()))}
+    _, mean = decoded(encoded(reply(1, 1), "rows", 2) + encoded(flipped, "rows", 2), LIKE, "rows")
+    assert torch.allclose(mean["weights"]["a"], flipped["weights"]["a"], atol=2.0**-FRACTION)
+
+
 def test_integers_are_added_as_they_are_modulo_2_64() -> None:
     like = {"x": Shape("int64", 2), "y": Shape("int64")}
     replies = [{"x": torch.tensor([2**62, -(2**40)]), "y": torch.tensor(k)} for k in range(4)]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
-OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal")
+OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal", "encode", "missing_columns")
 """Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 """Settings of `[data]` that `run` and `compare` take as keywords, too."""
@@ -305,6 +305,7 @@ class RunSettings(TypedDict, total=False):
     columns: Mapping[str, Any]
     topology: Mapping[str, Any]
     churn: Mapping[str, Any]
+    local: Mapping[str, Any]
     aggregate: Mapping[str, Any]
     engine: str | Mapping[str, Any]
     evaluate: Mapping[str, Any]
@@ -328,6 +329,8 @@ class RunSettings(TypedDict, total=False):
     task: str | None
     missing_words: Sequence[str]
     decimal: str
+    encode: Mapping[str, str]
+    missing_columns: str
     label_scale: tuple[float, float] | None
     row_schema: Mapping[str, Any] | None
 

@@ -164,7 +164,8 @@ def test_the_summary_says_what_is_sent_to_whom_and_how_often(own: Hosts) -> None
     for words in (
         "Method fedavg: A server averages weights. 3 rounds, 3 parties.",
         "Inputs: a, b, c. Label: kind, 2 classes.",
-        "Sent to the coordinator in a round:\n  update, once: ClientUpdate: train on own rows",
+        "A model that is sent has at most 10 numbers (linear).",
+        "Sent to the coordinator in a round:\n  update, once, at most 3 in all: ClientUpdate: train on own rows",
         "Sent to peers in a round: nothing.",
         "Privacy: no ε. What is sent is computed from rows, and may reveal rows.",
         "Weakness W1: the coordinator sees each message",
@@ -186,6 +187,21 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
     assert "Only as part of a secure sum." in text and "Sums are of at least 5 of b, c, d, e, node." in text
     assert "Privacy: weights by this node's noise, δ = 1e-05" in text and "at most ε = 3 at δ = 1e-05" in text
     assert "Weakness W6" in text and "W1" not in text
+
+
+def test_the_numbers_of_a_model_are_those_that_are_sent(own: Hosts) -> None:
+    models = {"pool": ["mlp-large"]}
+    ask = own(approve="off")
+    ask("open", opening(config(models=models)))
+    count = sum(w.numel() for w in ask.host._node_runs[RUN].party.params.values())
+    assert f"has at most {count:,} numbers (mlp-large)." in terms_of(method="fedavg", models=models)
+    assert "A model" not in terms_of(method="fedboost", models={})
+
+
+def terms_of(**changes: Any) -> str:
+    kind = run(**{"params": {}, **changes})
+    found, cfg, rounds, _ = resolve(kind, at_node=True)
+    return terms(kind, found, cfg, rounds)
 
 
 def test_no_text_of_the_coordinator_is_in_it_unescaped(own: Hosts, tmp_path: Path) -> None:

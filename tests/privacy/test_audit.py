@@ -15,10 +15,10 @@ AUDITS: dict[str, Any] = {
     **{
         f"white box, {name}": lambda name=name: audit_epsilon.audit_white_box(name, 200)
         for name in audit_epsilon.WHITE_BOX
-        if name != "noise in the sum"  # takes minutes: python -m benchmarks.audit_epsilon
     },
     "one run": lambda: audit_epsilon.audit_one_run(16_000),
     "choice of neighbours": lambda: audit_epsilon.audit_choice(40),
+    "sums of leaves": lambda: audit_epsilon.audit_leaves(24),
     "node": lambda: audit_epsilon.audit_node(24, short=True),
 }
 

@@ -5,6 +5,7 @@ What may differ is the numbers that the noise hides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,23 @@ from fedloom.core.message import Tree, map_tensors
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
+from fedloom.methods import find
+from fedloom.methods.tables.steps import arrays, layout_of, tensors, trees_tree
 from fedloom.protect import noise
 from fedloom.remote import payload
 from fedloom.remote.rpc_errors import CallRefused
+from fedloom.trees import random as random_trees
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
+from tests.toy import Toy
 
 QUESTIONS = 500
 Rng = np.random.Generator
 DP = {"unit": "rows", "sigma": 4.0, "clip": 1.0}
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[RunRequest]]:
-    """Two nodes: the files differ in one training row, which is far from the others in the second."""
+def pair_of(tmp_path: Path, **given: Any) -> list[RunRequest]:
+    """Two nodes with this run: the files differ in one training row, which is far from the others in the second."""
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
     made = []
     for name, cells in (("a", "0.1,9.0,x,one"), ("b", "40.0,-70.0,y,two")):
@@ -38,17 +42,20 @@ def pair(tmp_path: Path) -> Iterator[list[RunRequest]]:
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines[:8], cells, *lines[9:], ""]))
         data = {"wards": {"rows": path, "public": public, "epsilon": float("inf"), "test": 0.3, **ALLOWED}}
-        cfg = node(tmp_path / name, methods=["fedavg"], data=data)
+        cfg = node(tmp_path / name, methods=[given["method"]], data=data)
         (tmp_path / name / "state").mkdir(parents=True)
         (tmp_path / name / "state" / "secret").write_text("07" * 16)
         made.append(RunRequest(cfg))
-        kind = run(
-            method="fedavg",
-            rounds=QUESTIONS,
-            models={"pool": ["mlp"]},
-            params={"batch_size": 100, "epochs": 1, "dp": DP},
-        )
-        made[-1]("open", opening(for_nodes(build(kind, PrivateData(public=public))).model_dump_json()))
+        text = for_nodes(build(run(rounds=QUESTIONS, **given), PrivateData(public=public))).model_dump_json()
+        made[-1]("open", opening(text))
+    return made
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[RunRequest]]:
+    """Two nodes with DP-SGD."""
+    params = {"batch_size": 100, "epochs": 1, "dp": DP}
+    made = pair_of(tmp_path, method="fedavg", models={"pool": ["mlp"]}, params=params)
     yield made
     for one in made:
         one.close()
@@ -84,7 +91,7 @@ def seen(ask: RunRequest, body: bytes) -> Any:
         return "refused", refusal.code, refusal.words
     head, rest = payload.unpack(answer)
     parts: list[Tree] = [payload.decoded(rest, n) for n in range(len(rest))]
-    shapes = map_tensors(lambda x: (x.shape, bool(x.isfinite().all())) if x.is_floating_point() else x, parts)  # type: ignore[arg-type, return-value]
+    shapes = map_tensors(lambda x: (x.shape, bool(x.isfinite().all())) if x.dim() else x, parts)  # type: ignore[arg-type, return-value]
     return len(answer), head, repr(shapes)
 
 
@@ -106,6 +113,65 @@ def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monke
             found.append(f"{call}: {outcomes[0]!s:.80} / {outcomes[1]!s:.80}")
     assert answered > QUESTIONS / 4  # many questions are within the bounds of arguments
     assert not found, f"{len(found)} of {QUESTIONS}: {found[:3]}"
+
+
+def odd_trees(rng: Rng, layout: Any) -> dict[str, Any]:
+    """Trees that nobody drew: too narrow for some bins, with circles, leaves without a value, or huge values."""
+    made = arrays(trees_tree(random_trees.drawn(layout, 1, 4, rng)))
+    made["value"] = rng.integers(-(2**62), 2**62, made["value"].shape) >> rng.integers(0, 62)
+    kind = rng.choice(["honest", "narrow", "circle", "short", "column", "wide"])
+    inner = np.flatnonzero(made["feature"] >= 0)
+    if kind == "narrow":
+        made["left"] = made["left"][:, :1]
+    if kind == "circle" and len(inner):
+        made["child"][rng.choice(inner)] = rng.integers(-2, len(made["feature"]) + 2)
+    if kind == "short":
+        made["value"] = made["value"][: rng.integers(1, len(made["value"]) + 1)]
+    if kind == "column" and len(inner):
+        made["feature"][rng.choice(inner)] = rng.integers(-2, 6)
+    if kind == "wide":
+        made["value"] = np.repeat(made["value"], 2, axis=1)
+    return tensors(**made)
+
+
+def test_no_tree_makes_a_reply_depend_on_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees are sent for nothing: `begin` has no noise and is not charged."""
+    grid = {"a": (-3.0, 3.0), "b": (-90.0, 90.0)}
+    pair = pair_of(tmp_path, method="fedextra", models={}, params={"bins": 24, "dp": {"sigma": 4.0, "grid": grid}})
+    rng, found, answered = np.random.default_rng(0), list[str](), 0
+    party: Any = next(iter(pair[0].host._node_runs.values())).party
+    layout = layout_of(party.layout)
+    for call in range(120):
+        method, outcomes = ("begin", "sums")[call % 2], []
+        shared: dict[str, Any] = {"trees": odd_trees(rng, layout)}
+        shared |= {"t": call} if method == "sums" else {"layout": None, "first": len(party.trees["root"])}
+        for ask in pair:
+            draws = np.random.default_rng(call)
+            monkeypatch.setattr(noise, "_uniform", lambda count, draws=draws: 1 - draws.random(count))
+            outcomes.append(seen(ask, doing(call, ask.host, round=call, method=method, shared=shared)))
+        answered += "failure" not in repr(outcomes[0])
+        if outcomes[0] != outcomes[1]:
+            found.append(f"{call}: {outcomes[0]!s:.80} / {outcomes[1]!s:.80}")
+    for ask in pair:
+        ask.close()
+    assert answered > 30
+    assert not found, f"{len(found)} of 120: {found[:3]}"
+
+
+NOISY: dict[str, dict[str, Any]] = {
+    "fedavg": {"dp": DP, "batch_size": 8},
+    "gossip": {"dp": DP, "batch_size": 8},
+    "afind-plus": {"dp": {"target": "phi", "sigma": 2.0}, "threshold": "anchored", "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_numbers_with_a_guarantee_have_one_width(name: str) -> None:
+    """Those of a message are in tensors; a number as text would show its digits by the length of the message."""
+    fed, plain = Toy(find(name), 4, **NOISY[name]).run(1).fed, r" (int|float|bool|str|\d+ leaves)(;|$)"
+    sent = [entry for entry in fed.ledger if entry.sender != fed.coordinator]
+    assert re.search(plain, "rows int; w float32[3]") and not re.search(plain, "rows int64[]; w float32[3]")
+    assert sent and not [entry.what for entry in sent if re.search(plain, entry.what)]
 
 
 def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.markup import escape
 
 from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, print_plain, written
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.experiment.trial import TrialResult
@@ -116,7 +115,6 @@ def trial(
     if existing and not force:
         raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
 
-    from fedloom.data.roles import FreeTextError
     from fedloom.experiment.trial import trial as run
 
     def progress(done: int, count: int, spent: float) -> None:
@@ -124,33 +122,27 @@ def trial(
             err.print(f"{done} of at most {count} trainings, {spent:.0f} s")
 
     limits: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
-    try:
-        result = run(
-            files[0] if len(files) == 1 else files,
-            label=label,
-            group=group,
-            drop=drop or (),
-            keep=keep or (),
-            id=id,
-            missing=cast(Missing, missing),
-            task=cast(Task | None, task),
-            missing_words=MISSING_WORDS if missing_word is None else missing_word,
-            decimal=cast(Decimal, decimal),
-            unit=unit,
-            time=() if no_time else time,
-            budget=budget or (None if repeats or len(files) > 1 else "10m"),
-            progress=progress,
-            methods=tuple(method or ()),
-            metric=metric,
-            worth=worth,
-            seed=seed or 0,
-            **limits,
-        )
-    except FreeTextError as error:
-        drops, keeps = (" ".join(f"--{way} {quote(name)}" for name in error.columns) for way in ("drop", "keep"))
-        raise DataError(
-            f"{error.found}. Leave out with {drops}, or hash each word into one of 32 columns with --keep '*' {keeps}."
-        ) from None
+    result = run(
+        files[0] if len(files) == 1 else files,
+        label=label,
+        group=group,
+        drop=drop or (),
+        keep=keep or (),
+        id=id,
+        missing=cast(Missing, missing),
+        task=cast(Task | None, task),
+        missing_words=MISSING_WORDS if missing_word is None else missing_word,
+        decimal=cast(Decimal, decimal),
+        unit=unit,
+        time=() if no_time else time,
+        budget=budget or (None if repeats or len(files) > 1 else "10m"),
+        progress=progress,
+        methods=tuple(method or ()),
+        metric=metric,
+        worth=worth,
+        seed=seed or 0,
+        **limits,
+    )
     text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
     if folder is not None:
         import tomli_w

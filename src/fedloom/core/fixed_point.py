@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core._trees import Shape, Template, leaves
+from fedloom.core._trees import Shape, Template, join
 from fedloom.core.errors import MessageError
 
 FRACTION: Final = 24
@@ -35,7 +35,7 @@ def threshold(n: int, colluders: int = 0) -> int:
 
 
 def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
-    """The integers (d + k,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
+    """The integers (d + k,) uint64 of a contribution: its numbers times its weight, by name, then the weight.
 
     Args:
         reply: a tree of finite tensors of floats, besides the weight; or, without a weight, of int64.
@@ -125,8 +125,17 @@ def _spread(w: np.ndarray, count: int) -> np.ndarray:
     return np.repeat(w, count // len(w))
 
 
-def _summed(tree: Any, weight: str | None) -> Iterator[tuple[str, Any]]:
-    return ((path, leaf) for path, leaf in leaves(tree) if path != weight or weight is None)
+def _summed(tree: Any, weight: str | None, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each leaf besides the weight, with its path; the entries of a dict by name, in whatever order they were made."""
+    if isinstance(tree, Mapping):
+        for key in sorted(tree):
+            if key != weight:
+                yield from _summed(tree[key], None, join(path, key))
+    elif isinstance(tree, list | tuple):
+        for k, child in enumerate(tree):
+            yield from _summed(child, None, f"{path}[{k}]")
+    else:
+        yield path, tree
 
 
 def _dims(leaf: Any) -> Sequence[int]:
@@ -142,7 +151,8 @@ def _count(leaf: Any) -> int:
 
 def _filled(like: Any, weight: str | None, parts: Iterator[Tensor]) -> Any:
     if isinstance(like, Mapping):
-        return {key: _filled(leaf, None, parts) for key, leaf in like.items() if key != weight or weight is None}
+        found = {key: _filled(like[key], None, parts) for key in sorted(like) if key != weight}
+        return {key: found[key] for key in like if key in found}
     if isinstance(like, list | tuple):
         return [_filled(leaf, None, parts) for leaf in like]
     return next(parts).reshape(_dims(like)).clone()

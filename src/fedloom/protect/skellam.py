@@ -48,7 +48,7 @@ class Poisson:
         """Numbers (count,) int64, from this many random bytes."""
         high = np.frombuffer(random(8 * count), dtype="<u8")
         at = np.searchsorted(self._words, high, side="right")
-        for k in np.flatnonzero(np.isin(high, self._words)):  # 64 bits do not decide
+        for k in np.flatnonzero((at > 0) & (self._words[at - 1] == high)):  # 64 bits do not decide
             at[k] = bisect_right(self._below, (int(high[k]) << 64) + int.from_bytes(random(8), "little"))
         return at.astype(np.int64) + self._first
 

@@ -51,7 +51,7 @@ class Trees:
         starts = self.root.astype(np.int64)
         if not len(starts) or starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= m:
             return f"roots must ascend from 0 to below {m}"
-        if {len(self.left), len(self.child), len(self.value)} != {m} or self.left.shape[1] * 8 < bins:
+        if {len(self.left), len(self.child), len(self.value)} != {m} or (inner.any() and self.left.shape[1] * 8 < bins):
             return f"all arrays must have {m} nodes, with a bit for each of {bins} bins"
         if (self.feature >= columns).any() or (self.feature < -1).any():
             return f"a node must look at a column from 0 to {columns - 1}, or at none"

@@ -16,6 +16,7 @@ from fedloom.core.rng import stream
 from fedloom.core.task import TaskKind, refusal
 from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.local import LocalConfig, check_local
 from fedloom.experiment.config.overrides import ALTERNATIVE
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.section import Section, validated
@@ -170,6 +171,7 @@ class RunConfig(Section):
     pretrained: PretrainedConfig = PretrainedConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
+    local: LocalConfig = LocalConfig()
     aggregate: AggregateConfig = AggregateConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -228,6 +230,7 @@ class RunConfig(Section):
             )
         others = self.aggregate.secure and method.setting == "vertical"  # the active party's own columns take no part
         check_aggregate(self.aggregate, method, cfg, cfg.participants(self.data.training) - others)
+        check_local(self.local, method, cfg, self.params, pool)
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from fedloom import models
 from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.context import ClientContext
-from fedloom.core.errors import ConfigError, warn_once
+from fedloom.core.errors import ConfigError, ModelError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.core.task import Task
@@ -35,8 +35,12 @@ EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
 
 def architectures_of(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
     """The network of each client."""
-    default = (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
-    return run.models.assigned(default, run.data.clients, run.seed)
+    return run.models.assigned(default_pool(method, kind), run.data.clients, run.seed)
+
+
+def default_pool(method: Method, kind: str) -> tuple[str, ...]:
+    """The networks of a run that names none."""
+    return (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
 
 
 Network: TypeAlias = Callable[[], nn.Module]
@@ -59,6 +63,26 @@ def networks(
         map(architectures.index, architectures) if "architecture groups" in method.needs else clients
     )  # equal weights in a group
     return network(0, "server's initial weights"), [network(n, "initial weights") for n in first]
+
+
+def sizes(run: RunConfig, method: Method) -> dict[str, int | None]:
+    """The numbers of each network that a run on rows of a schema may use, by its name; None of a network that is not
+    fedloom's own. It reads no rows and runs no foreign code."""
+    form = run.data.row_schema
+    if form is None or {"raw rows", "no network"} & {*method.needs}:
+        return {}
+    built, outputs = form.build(run.data.missing), len(form.classes) or 1 + run.models.variance
+    shape = built.input_shape
+    names = run.models.names or default_pool(method, built.kind)
+    return {name: _size(name, shape, outputs, run.models.norm) if name in models.MODELS else None for name in names}
+
+
+@lru_cache(maxsize=64)
+def _size(name: str, shape: tuple[int, ...], outputs: int, norm: models.Norm) -> int | None:
+    try:
+        return sum(p.numel() for p in models.build(name, shape, outputs, norm=norm, seed=0).parameters())
+    except ModelError:  # such as pictures that are too small for it: the run will be refused
+        return None
 
 
 def replace_black_boxes(

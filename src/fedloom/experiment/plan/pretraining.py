@@ -30,6 +30,7 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.context import epoch_plan
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError, ModelError, StateError
+from fedloom.core.local import falling
 from fedloom.core.message import Limits
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD
@@ -44,8 +45,6 @@ from fedloom.models.parts import Norm
 Progress: TypeAlias = Callable[[int, int, float], None]
 """Called after each epoch with its number, the number of epochs, and its mean loss."""
 MOMENTUM, DECAY = 0.9, 5e-4
-STEPS = (5, 6, 7)
-"""Eighths of the epochs after which the learning rate is divided by 10."""
 MARGIN = 4
 HELD_OUT = 10_000
 """Maximum number of test rows."""
@@ -207,8 +206,7 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
 
 
 def _optimizer(training: Training, epoch: int) -> SGD:
-    falls = sum(8 * epoch >= eighths * training.epochs for eighths in STEPS)
-    return SGD(training.lr * 0.1**falls, MOMENTUM, DECAY)
+    return SGD(training.lr * falling(epoch, training.epochs), MOMENTUM, DECAY)
 
 
 def _begin(part: Path, training: Training) -> tuple[Network, int]:

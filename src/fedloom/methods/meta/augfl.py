@@ -366,6 +366,8 @@ AUGFL = Method(
     title="Federated meta-learning regularized by a server's private pretrained model",
     paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
     tasks=EVERY_TASK,
+    local=("class_weights",),
+    no_local="its clients solve (11) in closed form, without an optimizer",
     family="meta",
     config=AugFLConfig,
     round=round,
@@ -381,19 +383,17 @@ AUGFL = Method(
 METHODS = (
     AUGFL,
     replace(
-        AUGFL,
-        name="kd-only", title="AugFL without its clients: the server distils its pretrained model",
+        AUGFL, name="kd-only", local=(), no_local="no client trains",
+        title="AugFL without its clients: the server distils its pretrained model",
         fixed={"federated": False},
     ),
     replace(
-        AUGFL,
-        name="server-ce-only",
+        AUGFL, name="server-ce-only", local=(), no_local="no client trains",
         title="AugFL without clients and pretrained model: the server trains on its own labels",
         fixed={"federated": False, "crd": 0.0, "ce": 1.0}, needs=("one network", "server rows"),
     ),
     replace(
-        AUGFL,
-        name="local-only",
+        AUGFL, name="local-only", local=(), no_local="no client trains",
         title="Every client adapts the initial weights: the lower bound for methods that adapt",
         fixed={"federated": False, "lam": 0.0}, needs=("one network",),
     ),

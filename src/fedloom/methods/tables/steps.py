@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedloom.core.aggregate import MEAN
+from fedloom.core.errors import MessageError
 from fedloom.core.message import digest
 from fedloom.core.page import (
     Aggregator,
@@ -268,8 +269,17 @@ def move(party: Any, splits: Any) -> None:
 
 
 def catch_up(party: Any, first: int, trees: Any) -> Trees:
-    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked."""
+    """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked.
+
+    Raises:
+        MessageError: they cannot predict. It is found without rows, as work that failed by rows would tell of them.
+    """
     news = trees_of(trees)
+    if len(news):
+        values, layout = party.trees["value"].shape[1], layout_of(party.layout)
+        problem = news.problem(len(layout.edges), int(layout.widths.max()))
+        if problem or news.value.shape[1] != values or not 0 <= first <= len(party.trees["root"]):
+            raise MessageError(f"new trees follow those that are here, with {values} values a leaf: {problem}")
     news = news.after(len(party.trees["root"]) - first)
     if len(news):
         party.trees = extended(party.trees, news)
@@ -338,15 +348,17 @@ def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -
             "segments",
             shared={**tensors(column=asked.column, start=asked.start), "size": asked.size, "parts": asked.parts},
             expect={"rows": Shape("int64", len(asked.start), asked.parts)},
+            min_replies=len(clients),
         )
-        if found is None or len(found.ids) < len(clients):
+        if found is None:
             return None
         agreement.answer(found.value["rows"].numpy())
     by_word = [np.empty(0, np.int64)] * len(sizes)
     if any(sizes):
         shape = {"rows": Shape("int64", sum(sizes))}
-        found = fed.total(clients, "words_of", shared=tensors(sizes=np.array(sizes, np.int64)), expect=shape)
-        if found is None or len(found.ids) < len(clients):
+        asked_words = tensors(sizes=np.array(sizes, np.int64))
+        found = fed.total(clients, "words_of", shared=asked_words, expect=shape, min_replies=len(clients))
+        if found is None:
             return None
         by_word = np.split(found.value["rows"].numpy(), np.cumsum(sizes)[:-1])
     edges = [
@@ -373,8 +385,9 @@ def grow(fed: Federation, owners: tuple[int, ...], trees: Growth, statistics: in
             "histograms",
             shared={**shared, "splits": splits_tree(trees.splits), **tensors(**asked)},
             expect={"sums": Shape("int64", -(-size // 2))},
+            min_replies=len(owners),
         )
-        if found is None or found.ids != owners:
+        if found is None:
             return False
         trees.answer(histograms.untwined(found.value["sums"].numpy(), size).reshape(statistics, -1))
     return True

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from fedloom.core.context import ClientContext
 from fedloom.core.method import Method
 from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.networks import sizes
 from fedloom.remote.node.config import NodeConfig
 
 WEAKNESSES: Final = {
@@ -88,6 +89,9 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         yield f"Inputs: {names}. Label: {ascii(form.label)[1:-1]}, {what}."
     elif run.columns.private:
         yield "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns which it has, too."
+    if networks := sizes(run, method):
+        each = [f"{'?' if n is None else f'{n:,}'} numbers ({ascii(name)[1:-1]})" for name, n in networks.items()]
+        yield f"A model that is sent has at most {', or '.join(each)}."
     client, secure = method.client, run.aggregate.secure
     replies = {"the coordinator": _replies(method, client.CALLS), "peers": _replies(method, client.TO_PEERS)}
     for receiver, sent in replies.items():
@@ -95,7 +99,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         yield f"Sent to {receiver} in a round: {'' if sent else 'nothing.'}".rstrip()
         for name in sent:
             how = " Only as part of a secure sum." if secure and name in client.MEANS else ""
-            yield f"  {name}, {_times(cfg, run, name)}{each}: {_first_line(method, name)}{how}"
+            yield f"  {name}, {_times(cfg, run, name, rounds)}{each}: {_first_line(method, name)}{how}"
     for one in cfg.guarantees:
         by = "the coordinator's noise" if one.by_server else "this node's noise"
         yield f"Privacy: {one.message} by {by}, δ = {one.delta:g}, between data sets of which {one.adjacency}."
@@ -122,8 +126,10 @@ def _first_line(method: Method, name: str) -> str:
     )
 
 
-def _times(cfg: Any, run: RunConfig, name: str) -> str:
-    """How often a round calls a method: see `MethodConfig.calls_in_round`."""
+def _times(cfg: Any, run: RunConfig, name: str, rounds: int) -> str:
+    """How often a method is called, in a round (see `MethodConfig.calls_in_round`) and in all."""
     about = SimpleNamespace(parties=run.data.clients, aligned=run.columns.aligned or 0)
     count = cfg.calls_in_round(cast(ClientContext, about)).get(name, 1)
-    return "once" if count == 1 else f"up to {count} times" if count else "once for each batch of aligned rows"
+    if not count:
+        return "once for each batch of aligned rows"
+    return f"{'once' if count == 1 else f'up to {count} times'}, at most {count * rounds:,} in all"
