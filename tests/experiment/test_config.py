@@ -300,12 +300,13 @@ def settings_of(section: type[BaseModel], place: str = "") -> Iterator[str]:
 
 
 def test_every_setting_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    text = "".join((docs / page).read_text(encoding="utf-8") for page in ("config.md", "data.md"))
     names = [*settings_of(RunConfig), *settings_of(config.CompareConfig, "compare.")]
     assert len(names) > 100 and "data.label_scale" in names
 
     def told(setting: str) -> bool:
         word = setting.rpartition(".")[2]
-        return re.search(rf"\b{word} = |`{word}`", text) is not None
+        return re.search(rf"\b{word} = |`{word}`|`\w+\.{word}\b", text) is not None
 
     assert not [name for name in names if not told(name)]
