@@ -20,7 +20,7 @@ from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
 from fedloom.data.sources import load_raw
 from fedloom.data.tables import RawTable
 from fedloom.data.text_and_dates import DateParts, HashedText
-from fedloom.deploy import export, load_model
+from fedloom.deploy import export, load_model, pull, push
 from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS, ModelInputs, write_model
 from fedloom.deploy.source import source
 
@@ -398,3 +398,47 @@ def test_the_commands(averaged: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     text = " ".join(call("predict models/client-2 new.csv", code=2).split())
     assert "client-2 is not a party's folder: it does not exist" in text
     assert "choose one of the folders in models: client-0, client-1, server" in text
+
+
+def test_a_model_goes_to_the_hub_and_back(
+    model: Path, averaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands in for the hub, and links into it for its cache of downloads."""
+    hub = pytest.importorskip("huggingface_hub")
+    remote, asked = tmp_path / "hub", {}
+    (model / "rows.csv").write_text("secret\n")
+
+    class Api:
+        def create_repo(self, repo_id: str, **words: Any) -> None:
+            asked[repo_id] = words
+            (remote / repo_id).mkdir(parents=True)
+
+        def upload_folder(self, folder_path: Path, repo_id: str, allow_patterns: list[str], commit_message: str) -> str:
+            for name in hub.utils.filter_repo_objects(
+                (p.name for p in folder_path.iterdir()), allow_patterns=allow_patterns
+            ):
+                shutil.copy(folder_path / name, remote / repo_id / name)
+            return f"https://hub/{repo_id}: {commit_message}"
+
+    def download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+        if not (remote / repo_id).exists():
+            raise ValueError(f"no {repo_id}")
+        cache = tmp_path / "cache"
+        cache.mkdir()
+        for name in allow_patterns:
+            (cache / name).symlink_to(remote / repo_id / name)
+        return str(cache)
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert "owner/heart: fedavg" in push(model, "owner/heart") and asked == {
+        "owner/heart": {"private": True, "exist_ok": True}
+    }
+    assert not (remote / "owner" / "heart" / "rows.csv").exists()
+    found, here = pull("owner/heart"), load_model(averaged / "export" / "server")
+    write_rows(tmp_path / "new.csv")
+    np.testing.assert_array_equal(found.predict(tmp_path / "new.csv"), here.predict(tmp_path / "new.csv"))
+    with pytest.raises(CheckpointError, match="the hub did not give owner/none"):
+        pull("owner/none")
+    with pytest.raises(CheckpointError, match=MODEL):
+        push(tmp_path, "owner/none")

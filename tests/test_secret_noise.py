@@ -12,7 +12,7 @@ import torch
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.rng import hidden_stream
-from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.build import build, with_secret
 from fedloom.experiment.plan.node_party import build_party, for_nodes
 from fedloom.experiment.plan.reading import check
 from fedloom.methods import find
@@ -134,3 +134,19 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     active.prototypes = torch.ones_like(active.prototypes)
     one, two = (active.prototypes_for(t)[1]["prototypes"] for t in (0, 1))
     assert torch.equal(one, two) and not torch.equal(one, torch.ones_like(one))
+
+
+def test_the_coordinator_cannot_draw_the_first_network_for_private_columns() -> None:
+    """From the first embeddings of a known network it would find the columns."""
+    plan = build(check({"run": {"method": "split", "rounds": 1, "data": {"name": "breast_cancer"}}}).run)
+    columns = plan.run.columns.model_copy(update={"private": True})
+    private = replace(plan, run=plan.run.model_copy(update={"columns": columns}))
+
+    def first(plan: Any, i: int) -> torch.Tensor:
+        return next(plan.contexts[i].build().parameters()).detach()
+
+    at_node = with_secret(private, SECRET)
+    assert not torch.equal(first(at_node, 1), first(plan, 1)) and not torch.equal(first(at_node, 1), first(at_node, 2))
+    assert torch.equal(first(at_node, 1), first(with_secret(private, SECRET), 1))  # a node that was restarted
+    assert torch.equal(first(with_secret(plan, SECRET), 1), first(plan, 1))  # columns of a public data set
+    assert torch.equal(first(with_secret(private, None), 1), first(plan, 1))

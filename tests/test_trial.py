@@ -1,7 +1,9 @@
 """Trials on planted data: who must join, and who must not."""
 
+import io
 import json
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import fedloom
 from fedloom import methods
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, ModelError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, owners_of, read_owners, run_trial
@@ -271,15 +273,17 @@ def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     y = 100 + 20 * (x @ rng.normal(size=20) + rng.normal(size=240))
     columns: dict[str, Any] = {f"c{j}": x[:, j] for j in range(20)} | {"site": [f"s{i}" for i in owner]}
     words: dict[str, Any] = {"label": "price", "group": "site", "repeats": 2, "methods": ["fedglm"]}
-    trial = fedloom.trial({**columns, "price": y}, alone=["logistic"], **words)
+    trial = fedloom.trial({**columns, "price": y}, alone=["ridge"], **words)
     assert trial.metric == "rmse" and {card.decision for card in trial.owners.values()} == {"join"}
     card = trial.owners["s0"]
     assert card.alone is not None and card.federated is not None and -45 < card.alone < card.federated < -19
     assert "Join with fedglm: RMSE lower by +" in str(trial) and card.partners is not None
-    cents = fedloom.trial({**columns, "price": 100 * y}, alone=["logistic"], **words)
+    cents = fedloom.trial({**columns, "price": 100 * y}, alone=["ridge"], **words)
     assert cents.owners["s0"].gain == pytest.approx(card.gain, rel=0.02)
     with pytest.raises(ConfigError, match="metric must be one of rmse, mae, r2 for this label, not 'auc'"):
         fedloom.trial({**columns, "price": y}, metric="auc", **words)
+    with pytest.raises(ModelError, match=r"logistic cannot predict a number: choose one of .*ridge"):
+        fedloom.trial({**columns, "price": y}, alone=["logistic"], **words)
     with pytest.raises(ConfigError, match="fedal cannot be tried"):
         fedloom.trial({**columns, "price": y}, **{**words, "methods": ["fedal"]})
 
@@ -421,6 +425,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "already exists; add --force" in call(f"{words} 1 --out t", code=2)[1]
     text, progress = call(f"{words} 1 --json")
     assert {**json.loads(text), "seconds": 0} == {**content, "seconds": 0} and not progress
+    piped = io.TextIOWrapper(io.BytesIO((tmp_path / "my.csv").read_bytes()))
+    monkeypatch.setattr(sys, "stdin", piped)
+    text, progress = call(f"-{words.removeprefix('my.csv')} 1 --quiet --out piped")
+    assert "save the rows as rows.csv" in progress
+    assert tomllib.loads((tmp_path / "piped" / "recipe.toml").read_text())["data"]["name"] == "rows.csv"
     text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress
     assert "needs label, the column of classes, and group" in call("my.csv", code=2)[1]

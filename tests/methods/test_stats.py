@@ -124,6 +124,9 @@ def test_a_frame_has_statistics_and_an_agreed_schema() -> None:
     shown = found.to_frame().set_index("Column")
     assert shown.loc["level", "Mean"] == pytest.approx(frame()["level"].mean(), rel=1e-6)
     assert found.owners == ("A", "B", "C") and 0 < found.sent < 20_000
+    assert found.to_latex().count(r"\toprule") == 2 and r"size & 269 & 31 &" in found.to_latex()
+    card = found._repr_html_()
+    assert "statistics of 3 owners" in card and card.count("<table") == 2 and ">269<" in card
     assert [row[1] for row in found.tables[1].rows if row[0] == "class"] == ["no", "yes"]
     schema = SchemaConfig(**found.schema)  # as a run reads it
     assert schema.label == "ill" and schema.classes == ("no", "yes")

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from rich.markup import escape
 
-from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, print_plain, written
+from fedloom.cli.options import (
+    AsJson,
+    Force,
+    IdColumn,
+    Seed,
+    err,
+    out,
+    plain_table,
+    print_plain,
+    standard_input,
+    written,
+)
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +32,8 @@ def trial(
         list[Path],
         typer.Argument(
             metavar="DATA.csv...",
-            help="All owners' rows: CSV, Parquet, or a folder of pictures. Several: other columns of the same people.",
+            help="All owners' rows: CSV, Parquet, a folder of pictures, or - for standard input. Several: other "
+            "columns of the same people.",
         ),
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column of classes.")] = None,
@@ -113,10 +125,12 @@ def trial(
     ):  # fmt: skip
         if value is not None and value not in get_args(kind):
             raise ConfigError(f"--{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    name = ", ".join("standard input" if str(data) == "-" else data.name for data in files)
+    piped = any(str(data) == "-" for data in files)
+    files = [Path(standard_input(str(data), ".csv")) for data in files]
     for data in files:
         if not data.expanduser().exists():
             raise ConfigError(f"there is no file or folder {data}")
-    name = ", ".join(data.name for data in files)
     written_files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
     existing = next((file for file in written_files if file.exists()), None)
     if existing and not force:
@@ -161,7 +175,11 @@ def trial(
         written_files[0].write_text(text + "\n", encoding="utf-8")
         written_files[1].write_text(trial_page.html(result, name), encoding="utf-8")
         if result.recipe:
-            written_files[2].write_text(tomli_w.dumps(dict(result.recipe)), encoding="utf-8")
+            recipe = dict(result.recipe)
+            if piped:  # the copy of standard input is gone when the recipe is run
+                recipe["data"] = {**recipe["data"], "name": "rows.csv"}
+                err.print("recipe.toml: save the rows as rows.csv beside you before you run it")
+            written_files[2].write_text(tomli_w.dumps(recipe), encoding="utf-8")
         else:
             del written_files[2]
     if as_json:

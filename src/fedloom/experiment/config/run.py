@@ -149,7 +149,13 @@ class EvaluateConfig(Section):
 
 
 class RunConfig(Section):
-    """One run of one method with one seed."""
+    """One run of one method with one seed.
+
+    Example:
+        >>> config = RunConfig(method="fedavg", rounds=3)
+        >>> config.label, config.resolve()[2]
+        ('fedavg', 3)
+    """
 
     name: str = ""
     """Name of the run and its folder, without / and \\; "" for the method's name."""
@@ -294,7 +300,12 @@ class CompareConfig(Section):
 
 
 class Experiment(Section):
-    """The content of a file: a run or a comparison."""
+    """The content of a file: a run or a comparison.
+
+    Example:
+        >>> [run.seed for run in Experiment(compare={"methods": ["fedavg"], "seeds": [0, 1]}).runs()]
+        [0, 1]
+    """
 
     title: str = ""
     """Title of the report."""

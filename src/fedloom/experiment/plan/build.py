@@ -1,10 +1,16 @@
 """Builds the `RunPlan` of a config."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+from torch import nn
+
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
+from fedloom.core.rng import hidden_stream
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import COMMON, check_feature_dims, check_groups, check_statistics, warn_of_refits
@@ -82,11 +88,26 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
 
 
 def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
-    """The plan with the secret of the parties on this machine."""
+    """The plan with the secret of the parties on this machine.
+
+    Networks for private columns start from weights that nobody else can draw: with those of the run's seed, the
+    coordinator would find the columns behind the first embeddings.
+    """
     if secret is None:
         return plan
     contexts = [replace(context, secret=secret) for context in plan.contexts]
+    if plan.run.columns.private:
+        contexts = [replace(context, network=_hidden(context, plan.run.seed)) for context in contexts]
     return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
+
+
+def _hidden(context: ClientContext, seed: int) -> Callable[[], nn.Module] | None:
+    """The context's network, which is a partial of `models.build`, with initial weights from the party's secret."""
+    network, secret = context.network, context.secret
+    if not isinstance(network, partial) or secret is None:
+        return network
+    drawn = hidden_stream(secret, "initial weights", f"{seed}/{context.id}".encode()).integers(2**31)
+    return partial(network.func, *network.args, **{**network.keywords, "seed": int(drawn)})
 
 
 def with_aggregator(plan: RunPlan) -> RunPlan:
