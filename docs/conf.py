@@ -3,9 +3,13 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import typer
+from pydantic import BaseModel
 from sphinx.application import Sphinx
 from typer.cli import get_docs_for_click
 
@@ -16,6 +20,9 @@ from fedloom.data.partitions import PARTITIONS
 from fedloom.data.sources import load
 from fedloom.data.split import split
 from fedloom.data.stats import describe, plot_counts
+from fedloom.experiment.config.run import CompareConfig, RunConfig
+from fedloom.remote.federation import FederationConfig
+from fedloom.remote.node.config import NodeConfig
 
 project = "fedloom"
 author = project_copyright = "The fedloom developers"
@@ -79,6 +86,52 @@ def method_pages(app: Sphinx) -> None:
     Path(app.srcdir, "reference", "methods.md").write_text("\n".join(lines))
 
 
+def sections(config: type[BaseModel]) -> list[type[BaseModel]]:
+    """The config of a file, and those of all tables in it, each once."""
+    found = [config]
+    for one in found:  # grows
+        for field in one.model_fields.values():
+            parts = [field.annotation, *get_args(field.annotation)]
+            parts += [part for outer in parts for part in get_args(outer)]
+            found += [p for p in parts if isinstance(p, type) and issubclass(p, BaseModel) and p not in found]
+    return found
+
+
+def settings_page(app: Sphinx) -> None:
+    """Write `reference/settings.md`: every table of a run's, a node's and a coordinator's file."""
+    lines = [
+        "# Settings",
+        "",
+        "Every table of a config file. A method's own settings, under `params`, are in [](methods.md).",
+        "",
+    ]
+    files = {
+        "A run, and a comparison": (RunConfig, CompareConfig),
+        "A node": (NodeConfig,),
+        "The coordinator": (FederationConfig,),
+    }
+    for title, configs in files.items():
+        lines += [f"## {title}", ""]
+        for config in (one for each in configs for one in sections(each)):
+            text = " ".join((config.__doc__ or "").split("\n\n")[0].split())
+            lines += [text, "", "| setting | default | meaning |", "|---|---|---|"]
+            for name, field in config.model_fields.items():
+                default = None if field.is_required() else field.get_default(call_default_factory=True)
+                if isinstance(default, BaseModel):
+                    continue  # a table, with a section of its own
+                shown = (
+                    "–"
+                    if field.is_required()
+                    else "none"
+                    if default is None
+                    else f"`{json.dumps(default, default=str)}`"
+                )
+                meaning = " ".join((field.description or "").split()).replace("\\", "\\\\").replace("|", "\\|")
+                lines.append(f"| `{name}` | {shown} | {meaning} |")
+            lines.append("")
+    Path(app.srcdir, "reference", "settings.md").write_text("\n".join(lines))
+
+
 def command_pages(app: Sphinx) -> None:
     """Write `reference/commands.md`: the help of every command that `fedloom --help` lists."""
     group = typer.main.get_command(commands)
@@ -97,6 +150,9 @@ def partition_pictures(app: Sphinx) -> None:
     names = [name for name, scheme in PARTITIONS.items() if not scheme.needs_groups]
     drawn = {name: split(digits, clients=10, seed=0, partition=name) for name in names}
     drawn["dirichlet-mild"] = split(digits, clients=10, seed=0, options={"alpha": 1.0})
+    owners = np.random.default_rng(0).geometric(0.2, len(digits.y)).clip(1, 10) - 1  # invented: some write much more
+    written = replace(digits, groups=owners, owners=tuple(f"writer {k}" for k in range(10)))
+    drawn["natural"] = split(written, clients=10, seed=0, partition="natural")
     for name, rows in drawn.items():
         plot_counts(describe(digits.y, rows.shards, digits.classes), folder / f"{name}.svg")
 
@@ -114,5 +170,6 @@ def setup(app: Sphinx) -> None:
     """Generate what the registry knows before the pages are read."""
     app.connect("builder-inited", method_pages)
     app.connect("builder-inited", command_pages)
+    app.connect("builder-inited", settings_page)
     app.connect("builder-inited", partition_pictures)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon

@@ -72,7 +72,7 @@ def test_sections_for_nodes_build_a_party_of_each_owner(
     assert command(monkeypatch, "digits", "--at-nodes") == 2
 
 
-def test_free_text_is_shown_as_dropped_and_the_settings_drop_it(
+def test_dates_are_shown_and_the_settings_name_them(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *rows = table.read_text().splitlines()
@@ -80,22 +80,18 @@ def test_free_text_is_shown_as_dropped_and_the_settings_drop_it(
     table.write_text("\n".join([f"{first},seen", *texts, ""]))
     assert command(monkeypatch, "my.csv", "--label", "disease") == 0
     shown = capsys.readouterr().out
-    assert "dropped   seen: free text, 60 different dates" in shown and "as in ['*', 'seen'], to hash" in shown
+    assert "features  dates (1): seen" in shown and "note      Column 'seen' has dates" in shown
     settings = shown[shown.index("[data]") :]
-    assert tomllib.loads(settings)["data"]["drop"] == ["seen", "patient_id"]
+    assert tomllib.loads(settings)["data"]["encode"] == {"seen": "date"}
     Path("my.toml").write_text(settings)
-    assert data_of(read("my.toml").run)[0].columns == ("age", "sex=f", "sex=m")
-    assert command(monkeypatch, "my.csv", "--label", "disease", "-s", "data.keep=['*', 'seen']") == 0
+    assert data_of(read("my.toml").run)[0].columns[3:5] == ("seen year", "seen month sin")
+    assert command(monkeypatch, "my.csv", "--label", "disease", "-s", "data.encode.seen=text") == 0
     assert "texts, hashed (1): seen" in capsys.readouterr().out
     assert command(monkeypatch, "my.csv", "--label", "disease", "--at-nodes") == 0
-    assert "# seen is left out: free text cannot be an input at nodes." in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert '{ name = "seen", encode = "date" }' in shown and 'encode."seen" = "date"' in shown
     assert command(monkeypatch, "my.csv", "-s", "data.drop=seen,sex") == 2
     assert "must be a list, such as ['seen', 'sex']" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["fedloom", "trial", "my.csv", "--label", "disease", "--group", "hospital"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert "Leave out with --drop seen, or hash" in " ".join(capsys.readouterr().err.split())
 
 
 def test_owners_and_settings_are_shown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import shutil
 import sys
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def fedloom_(
     return call
 
 
-def test_from_a_run_to_predictions(fedloom_: Command) -> None:
+def test_from_a_run_to_predictions(fedloom_: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     text = fedloom_("export runs/mine --out parties")
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["party-0", "party-1", "active"]
     assert "predictions match the run on 142 test rows" in text
@@ -102,7 +103,8 @@ def test_from_a_run_to_predictions(fedloom_: Command) -> None:
     np.testing.assert_allclose([[float(p) for p in row[2:]] for row in rows], alone, atol=1e-7)
     assert load_active("parties/active").classes == ("malignant", "benign")
 
-    text = fedloom_("predict elsewhere lab.csv")  # to look at, no file
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("lab.csv").read_bytes())))
+    text = fedloom_("predict elsewhere -")  # to look at, no file
     assert "… and 20 more; --out predictions.csv writes all" in text
     assert [line.split()[0] for line in text.splitlines()[2:12]] == [str(n) for n in range(1, 11)]
 

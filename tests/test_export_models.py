@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 import fedloom
 from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedloomError
-from fedloom.data.encoder import HashedText, OneHot, RawNumber, TableEncoder
+from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
 from fedloom.data.sources import load_raw
 from fedloom.data.tables import RawTable
-from fedloom.deploy import export, load_model
+from fedloom.data.text_and_dates import DateParts, HashedText
+from fedloom.deploy import export, load_model, pull, push
 from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS, ModelInputs, write_model
 from fedloom.deploy.source import source
 
@@ -167,20 +168,30 @@ def test_images(tmp_path: Path) -> None:
         loaded.predict({"a": [1]})
 
 
-def test_gaps_words_and_hashed_text_are_read_alike(tmp_path: Path) -> None:
+def test_gaps_words_texts_and_dates_are_read_alike(tmp_path: Path) -> None:
     """`network.py` encodes a file as `TableEncoder` does, whose rules it is given."""
-    rules = (RawNumber("size", True, True), OneHot("color", ("?", "blue", "red")), HashedText("note", 8))
+    rules = (
+        RawNumber("size", True, True),
+        OneHot("color", ("?", "blue", "red")),
+        HashedText("note", 8),
+        DateParts("seen", "day", True, True),
+    )
     columns = TableEncoder(rules).to_dict()["columns"]
     inputs = ModelInputs(
-        kind="table", shape=(13,), columns=tuple(columns), fill=(0.5, *[0.0] * 12), mean=(1.0,) * 13, scale=(2.0,) * 13
+        kind="table", shape=(21,), columns=tuple(columns), fill=(0.5, *[0.0] * 20), mean=(1.0,) * 21, scale=(2.0,) * 21
     )
-    layer = torch.nn.Linear(13, 2)
+    layer = torch.nn.Linear(21, 2)
     values = {"fedloom": "0", "owner": "client-0", "method": "fedavg", "eval_mode": "", "round": 1, "norm": None}
     values |= {"classes": ("a", "b"), "model": None, "inputs": inputs}
     code = source(torch.fx.symbolic_trace(torch.nn.Sequential(layer)))
     state = torch.nn.Sequential(layer).state_dict()
     write_model(tmp_path / "model", values, state, code)
-    rows = {"size": ["1.5", "", "NA"], "color": ["red", "", "green"], "note": ["a red Tie", "", "a, a b"]}
+    rows = {
+        "size": ["1.5", "", "NA"],
+        "color": ["red", "", "green"],
+        "note": ["a red Tie", "", "a, a b"],
+        "seen": ["31.01.2022", "NA", "2022-01-31 10:00Z"],
+    }
     with (tmp_path / "my.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(rows)
@@ -192,7 +203,14 @@ def test_gaps_words_and_hashed_text_are_read_alike(tmp_path: Path) -> None:
     np.testing.assert_allclose(x[:, 0], [0.25, -0.25, -0.25])
     np.testing.assert_allclose(x[:, 1], [-0.5, 0, 0])  # the indicator of a missing number
     np.testing.assert_allclose(x[:, 2:5] * 2 + 1, [[0, 0, 1], [1, 0, 0], [0, 0, 0]])
-    assert np.isclose(np.linalg.norm(x[0, 5:] * 2 + 1), 1)
+    assert np.isclose(np.linalg.norm(x[0, 5:13] * 2 + 1), 1)
+    np.testing.assert_allclose(x[:, 20] * 2 + 1, [0, 1, 0])
+    (tmp_path / "my.csv").write_text("size,color,note,seen\n1,red,a,01/31/2022\n")
+    with pytest.raises(DataError, match="must hold a date, the day first"):
+        loaded.predict(tmp_path / "my.csv")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        plain_predictions(tmp_path / "model", tmp_path / "my.csv")
+    assert "must hold a date in each row, but has '01/31/2022'" in failed.value.stderr
 
 
 def test_a_table_of_the_user(tmp_path: Path) -> None:
@@ -210,6 +228,25 @@ def test_a_table_of_the_user(tmp_path: Path) -> None:
     _, plain = plain_predictions(folder, tmp_path / "my.csv")
     np.testing.assert_allclose(plain, expected, atol=2e-6)
     assert ((expected.argmax(1) == 1) == (color == "red")).mean() > 0.8 and loaded.classes == ("no", "yes")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedboost"])
+def test_a_table_with_texts_and_dates(method: str, tmp_path: Path) -> None:
+    """Also where no date is missing in training, or each text is another one."""
+    rng = np.random.default_rng(0)
+    seen = [f"{1 + k % 28:02}.{1 + k % 12:02}.{2000 + k % 20}" for k in rng.integers(10**4, size=120)]
+    ill = rng.random(120) > 0.5
+    texts = [f"{'fever and cough' if sick else 'sleeps well'} {k}" for k, sick in enumerate(ill)]
+    rows = [*zip(seen, ["", *seen[1:]], texts, np.where(ill, "ill", "well"), strict=True)]
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("seen", "left", "text", "label"), *rows])
+    data = {"name": str(tmp_path / "my.csv"), "clients": 2, "partition": "iid", "missing": "indicator"}
+    trained(tmp_path / "run", method, data=data, rounds=5)
+    folder = export(tmp_path / "run").folder / ("server" if method == "fedboost" else "client-0")
+    expected = load_model(folder, trust=[NETWORK]).predict(tmp_path / "my.csv")
+    _, plain = plain_predictions(folder, tmp_path / "my.csv")
+    np.testing.assert_allclose(plain, expected, atol=2e-6)
+    assert ((expected.argmax(1) == 0) == ill).mean() > 0.9
 
 
 def test_trees_of_a_user_s_table_with_words_and_gaps(tmp_path: Path) -> None:
@@ -361,3 +398,47 @@ def test_the_commands(averaged: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     text = " ".join(call("predict models/client-2 new.csv", code=2).split())
     assert "client-2 is not a party's folder: it does not exist" in text
     assert "choose one of the folders in models: client-0, client-1, server" in text
+
+
+def test_a_model_goes_to_the_hub_and_back(
+    model: Path, averaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands in for the hub, and links into it for its cache of downloads."""
+    hub = pytest.importorskip("huggingface_hub")
+    remote, asked = tmp_path / "hub", {}
+    (model / "rows.csv").write_text("secret\n")
+
+    class Api:
+        def create_repo(self, repo_id: str, **words: Any) -> None:
+            asked[repo_id] = words
+            (remote / repo_id).mkdir(parents=True)
+
+        def upload_folder(self, folder_path: Path, repo_id: str, allow_patterns: list[str], commit_message: str) -> str:
+            for name in hub.utils.filter_repo_objects(
+                (p.name for p in folder_path.iterdir()), allow_patterns=allow_patterns
+            ):
+                shutil.copy(folder_path / name, remote / repo_id / name)
+            return f"https://hub/{repo_id}: {commit_message}"
+
+    def download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+        if not (remote / repo_id).exists():
+            raise ValueError(f"no {repo_id}")
+        cache = tmp_path / "cache"
+        cache.mkdir()
+        for name in allow_patterns:
+            (cache / name).symlink_to(remote / repo_id / name)
+        return str(cache)
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert "owner/heart: fedavg" in push(model, "owner/heart") and asked == {
+        "owner/heart": {"private": True, "exist_ok": True}
+    }
+    assert not (remote / "owner" / "heart" / "rows.csv").exists()
+    found, here = pull("owner/heart"), load_model(averaged / "export" / "server")
+    write_rows(tmp_path / "new.csv")
+    np.testing.assert_array_equal(found.predict(tmp_path / "new.csv"), here.predict(tmp_path / "new.csv"))
+    with pytest.raises(CheckpointError, match="the hub did not give owner/none"):
+        pull("owner/none")
+    with pytest.raises(CheckpointError, match=MODEL):
+        push(tmp_path, "owner/none")

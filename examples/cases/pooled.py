@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from fedloom.core.page import Federation, Method, Party, Tree
+from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Tree
 from fedloom.methods import steps
 
 
@@ -45,7 +45,7 @@ class PooledServer(Party[PooledConfig]):
         """The initial network; no rows."""
         steps.init_network(self)
         self.x: Tensor = torch.zeros(0, device=self.context.device)
-        self.y: Tensor = torch.zeros(0, dtype=torch.int64, device=self.context.device)
+        self.y: Tensor = torch.zeros(0, device=self.context.device)
 
     def keep(self, replies: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Store the union of the clients' rows."""
@@ -85,5 +85,6 @@ METHODS = (
         server=PooledServer,
         fixed={"personal_head": False},
         needs=("one network",),
+        tasks=EVERY_TASK,
     ),
 )

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
-OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal")
+OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal", "encode", "missing_columns")
 """Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
 """Settings of `[data]` that `run` and `compare` take as keywords, too."""
@@ -76,6 +76,10 @@ class Result:
     def accuracy(self) -> float:
         """Mean over clients of the final accuracy on the global test set.
 
+        Example:
+            >>> 0 < result.accuracy < 1
+            True
+
         Raises:
             ConfigError: the label is a number, see `rmse`.
         """
@@ -86,6 +90,13 @@ class Result:
     @property
     def rmse(self) -> float:
         """Mean over clients of the final root mean squared error on the global test set, in the unit of the label.
+
+        Example:
+            >>> X, y = np.random.default_rng(0).normal(size=(90, 3)), np.linspace(0, 9, 90)
+            >>> settings = {"task": "number", "models": "linear", "rounds": 1, "clients": 2, "partition": "iid"}
+            >>> number = run("fedavg", data=(X, y), **settings)
+            >>> number.rmse > 0
+            True
 
         Raises:
             ConfigError: the label has classes, see `accuracy`.
@@ -99,6 +110,10 @@ class Result:
         """The trained network of each client, in evaluation mode on the CPU, as the run's main metric evaluates it, so
         after fine-tuning if the method fine-tunes.
 
+        Example:
+            >>> [type(model).__name__ for model in result.models]
+            ['MLP', 'MLP', 'MLP']
+
         Raises:
             DataError: the models are at nodes.
         """
@@ -106,13 +121,23 @@ class Result:
 
     @cached_property
     def model(self) -> nn.Module | None:
-        """The model that all clients share, such as the server's average; None if each client has its own."""
+        """The model that all clients share, such as the server's average; None if each client has its own.
+
+        Example:
+            >>> result.model is None  # FedMD: each client has its own
+            True
+        """
         return self._trained.common()
 
     @cached_property
     def metrics(self) -> pandas.DataFrame:
         """Every measurement: round, iteration, stage, party ("" for all), metric and value. A client has the name of
-        the owner of its rows, if it is known."""
+        the owner of its rows, if it is known.
+
+        Example:
+            >>> result.metrics.columns.tolist()
+            ['round', 'iteration', 'stage', 'party', 'metric', 'value']
+        """
         columns, names = ["round", "iteration", "stage", "party", "metric", "value"], self._trained.names
         rows = [[*row[:3], names.get(row[3], row[3]), *row[4:]] for row in self.rows]
         return _pandas().DataFrame(rows, columns=columns)
@@ -120,7 +145,12 @@ class Result:
     @cached_property
     def clients(self) -> pandas.DataFrame:
         """One row for each client: its network, number of training rows, whether it is unseen, and its
-        final measurements."""
+        final measurements.
+
+        Example:
+            >>> result.clients["client"].tolist()
+            ['client-0', 'client-1', 'client-2']
+        """
         last = max((row[0] for row in self.rows), default=0)
         stage = self.rows[-1][2] if self.rows else ""
         found = [
@@ -140,6 +170,11 @@ class Result:
         or the importance of each column of trees. Tables with other columns than the first, such as that of the fit,
         are in `summary["learned"]`.
 
+        Example:
+            >>> trees = run("fedboost", data="breast_cancer", rounds=1, clients=2, partition="iid")
+            >>> trees.to_frame().columns.tolist()[0]
+            'Column'
+
         Raises:
             ConfigError: the method reports no table.
         """
@@ -153,12 +188,22 @@ class Result:
 
     def to_latex(self) -> str:
         """What the server has learned, or else the final measurements of the clients, as a LaTeX table (package
-        booktabs)."""
+        booktabs).
+
+        Example:
+            >>> result.to_latex().splitlines()[1]
+            '  \\\\toprule'
+        """
         frame = self.to_frame() if self.summary.get("learned") else self.clients
         return latex_table([*frame.columns], frame.to_numpy().tolist())
 
     def plot(self) -> Figure:
-        """The accuracy by iteration, as a matplotlib Figure."""
+        """The accuracy by iteration, as a matplotlib Figure.
+
+        Example:
+            >>> result.plot().get_axes()[0].get_xlabel()
+            'iteration'
+        """
         from fedloom.report import quick
 
         return quick.learning(self.rows, RunSummary.model_validate(self.summary))
@@ -170,6 +215,10 @@ class Result:
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.
 
+        Example:
+            >>> result.report().name
+            'report.html'
+
         Raises:
             ConfigError: the run has no folder.
         """
@@ -179,6 +228,10 @@ class Result:
 
     def export(self, out: str | Path, *, force: bool = False) -> Path:
         """Write a folder for each trained model, which plain PyTorch opens, as `fedloom export` does; returns `out`.
+
+        Example:
+            >>> sorted(folder.name for folder in result.export(result.folder / "models").iterdir())
+            ['client-0', 'client-1', 'client-2']
 
         Args:
             out: the folder to write to.
@@ -240,14 +293,24 @@ class CompareResult(dict[str, Any]):
 
     @property
     def verdict(self) -> str:
-        """The lead of the best method over the second best, with its interval; and what was not equal."""
+        """The lead of the best method over the second best, with its interval; and what was not equal.
+
+        Example:
+            >>> "fedmd" in found.verdict
+            True
+        """
         from fedloom.report.terminal import line
 
         return line(self)
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each method: mean and standard deviation over seeds of the main metric; the reference minus the
-        method, with the ends of its 95 % interval; bytes and seconds of a run."""
+        method, with the ends of its 95 % interval; bytes and seconds of a run.
+
+        Example:
+            >>> found.to_frame()["seeds"].tolist()
+            [2, 2]
+        """
         found = self._checked
         differences = {d.other: d for d in found.differences}
         rows = []
@@ -261,19 +324,34 @@ class CompareResult(dict[str, Any]):
         return _pandas().DataFrame(rows)
 
     def to_latex(self) -> str:
-        """The table of a paper, for the package booktabs: see `fedloom compare --latex`."""
+        """The table of a paper, for the package booktabs: see `fedloom compare --latex`.
+
+        Example:
+            >>> r"\\begin{tabular}" in found.to_latex()
+            True
+        """
         from fedloom.report import paper
 
         return paper.latex(self._checked)
 
     def to_bibtex(self) -> str:
-        """The BibTeX entries that `to_latex` cites."""
+        """The BibTeX entries that `to_latex` cites.
+
+        Example:
+            >>> found.to_bibtex().count("@") > 1
+            True
+        """
         from fedloom.report import paper
 
         return paper.bibtex(self._checked)
 
     def plot(self) -> Figure:
-        """The main metric of each method, its mean and each seed's value, as a matplotlib Figure."""
+        """The main metric of each method, its mean and each seed's value, as a matplotlib Figure.
+
+        Example:
+            >>> len(found.plot().get_axes())
+            1
+        """
         from fedloom.report import quick
 
         return quick.methods(self._checked)
@@ -305,6 +383,7 @@ class RunSettings(TypedDict, total=False):
     columns: Mapping[str, Any]
     topology: Mapping[str, Any]
     churn: Mapping[str, Any]
+    local: Mapping[str, Any]
     aggregate: Mapping[str, Any]
     engine: str | Mapping[str, Any]
     evaluate: Mapping[str, Any]
@@ -328,6 +407,8 @@ class RunSettings(TypedDict, total=False):
     task: str | None
     missing_words: Sequence[str]
     decimal: str
+    encode: Mapping[str, str]
+    missing_columns: str
     label_scale: tuple[float, float] | None
     row_schema: Mapping[str, Any] | None
 
@@ -375,6 +456,13 @@ def run(
 
     Objects are copied and recorded: the run folder has their fingerprints, shapes and classes in `objects.json`, and
     the same script can resume the run.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> X, y = rng.normal(size=(120, 4)), rng.integers(0, 2, 120)
+        >>> one = run("fedavg", data=(X, y), group=np.arange(120) % 3, models="linear", rounds=2)
+        >>> one.summary["clients"]
+        3
 
     Args:
         config: a method (its name, page or `Method`), a `RunConfig`, the path of a TOML file, or the name of an
@@ -440,6 +528,11 @@ def compare(
     """Execute several methods and seeds on identical splits; returns the content of `comparison.json`.
 
     Each of its `differences` has the 95 % `interval` of the mean over seeds, if there are several.
+
+    Example:
+        >>> both = compare(["fedavg", "local"], clients=2, models="linear", iterations=2, data={"test_rows": 50})
+        >>> [method["name"] for method in both["methods"]]
+        ['fedavg', 'local']
 
     Args:
         methods: names, `Method` objects, or tables of `method`, `preset`, `params`, `name`; the first is the reference.

@@ -1,5 +1,6 @@
 """One table means the same by every door: files, frames, arrays, nodes; and what it cannot mean is refused alike."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from fedloom.data.options import DataOptions, OwnFile, SplitColumns
 from fedloom.data.own import interpret, read_data
 from fedloom.data.schema import DataSchema, read_rows
 from fedloom.data.split import rows_hash
+from fedloom.data.standalone import DATE_PARTS
 from fedloom.data.tables import read_csv
 from fedloom.experiment.trial.owners import read_owners
 
 pandas = pytest.importorskip("pandas")
 WORDS = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=3).map(lambda word: f"w{word}")
+MOMENTS = st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1)).map(lambda at: at.replace(microsecond=0))
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 
 
@@ -38,11 +41,16 @@ def tables(draw: Any) -> Any:
         "gaps": [None if row % 5 == 0 else number for row, number in enumerate(numbers)],
         "stamp": [10**9 + row * row % 11 for row in range(n)],
         "flag": [True, False, *draw(st.lists(st.booleans(), min_size=n - 2, max_size=n - 2))],
+        "seen": pandas.to_datetime(draw(st.lists(MOMENTS, min_size=n, max_size=n))),
+        "text": [f"{word} Größe 😀" for word in draw(st.lists(WORDS, min_size=n, max_size=n))],
         "word": ["wone", "wtwo", *draw(st.lists(WORDS, min_size=n - 2, max_size=n - 2))],
         "site": [owners[row % len(owners)] for row in range(n)],
         "y": [labels[(row // 3) % 2] for row in range(n)],
     }  # fmt: skip
     return pandas.DataFrame(columns)
+
+
+KINDS: dict[str, Any] = {"encode": {"seen": "date", "text": "text"}}
 
 
 def print_of(data: Any) -> tuple[Any, ...]:
@@ -64,6 +72,7 @@ def test_a_table_in_every_form_is_one_data_set(table: Any, tmp_path_factory: pyt
     table.to_csv(folder / "tab.csv", index=False, sep="\t", quoting=1, encoding="utf-8-sig")
     table.to_parquet(folder / "table.parquet")
     objects = table.astype(object).where(table.notna(), None)
+    objects["seen"] = [str(at) for at in table["seen"]]
     forms: list[tuple[Any, dict[str, Any]]] = [
         (folder / "comma.csv", {}),
         (folder / "semicolon.csv", {"decimal": ","}),
@@ -78,7 +87,7 @@ def test_a_table_in_every_form_is_one_data_set(table: Any, tmp_path_factory: pyt
     ]
     prints = []
     for form, more in forms:
-        data = read_data(form, label="y", group="site", missing="indicator", name="table", keep=["*"], **more)
+        data = read_data(form, label="y", group="site", missing="indicator", name="table", keep=["*"], **KINDS, **more)
         prints.append(print_of(data))
         prints[-1][-1].pop("decimal")
     assert all(one == prints[0] for one in prints)
@@ -133,11 +142,12 @@ def test_names_that_differ_in_writing_only_get_a_note() -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_dates_are_refused_and_spans_are_numbers_in_every_unit(unit: str) -> None:
+def test_dates_are_parts_and_spans_are_numbers_in_every_unit(unit: str) -> None:
     table = pandas.DataFrame({"x": [0, 1] * 20, "y": [0, 0, 1, 1] * 10})
     table["seen"] = pandas.date_range("2024-01-01", periods=40).astype(f"datetime64[{unit}]")
-    with pytest.raises(DataError, match="40 different dates"):
-        read_data(table, label="y")
+    data = read_data(table, label="y")
+    assert data.columns[1:] == tuple(f"seen {part}" for part in DATE_PARTS) and "has dates" in data.notes[0]
+    assert rows_hash(data.x) == rows_hash(read_data({**table, "seen": list(table["seen"].astype(str))}, label="y").x)
     table["seen"] = pandas.to_timedelta(np.arange(40) % 7, unit="D").astype(f"timedelta64[{unit}]")
     assert set(read_data(table, label="y").x[:, 1]) == {86400.0 * day for day in range(7)}
 

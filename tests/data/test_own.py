@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 from fedloom.core.errors import DataError
-from fedloom.data.encoder import HashedText, TableEncoder
+from fedloom.data.encoder import TableEncoder
 from fedloom.data.options import DataOptions
 from fedloom.data.own import interpret, read_data, read_own
 from fedloom.data.sources import load, load_raw
 from fedloom.data.tables import RawTable
+from fedloom.data.text_and_dates import HashedText
 
 N = 60
 
@@ -218,15 +219,12 @@ def test_features_are_no_identifiers(name: str) -> None:
     assert name in found.table.columns
 
 
-def test_free_text_is_refused_or_hashed() -> None:
+def test_free_text_is_hashed() -> None:
     notes = [f"patient number {row} feels well today" for row in range(N)]
-    with pytest.raises(DataError, match=r"free text: 'notes' \(60 different texts\).*data\.drop = \['notes'\]"):
-        read_data(patients(notes=notes), label="disease")
-    with pytest.raises(DataError, match="60 different dates"):
-        read_data(patients(seen=[f"2024-01-01 10:{row}" for row in range(N)]), label="disease", keep=["*", "age"])
     with pytest.raises(DataError, match=r"60 different numbers such as '7,0': write digits and a decimal point"):
         read_data(patients(weight=[f"7{row},0" if row else "7,0" for row in range(N)]), label="disease")
-    data = read_data(patients(notes=notes), label="disease", group="hospital", keep=["*", "notes"])
+    data = read_data(patients(notes=notes), label="disease", group="hospital")
+    assert any("'notes' has 60 different texts, which are hashed" in note for note in data.notes)
     assert sum(column.startswith("notes#") for column in data.columns) == 32 and data.x.shape == (N, 3 + 32)
     np.testing.assert_allclose(np.linalg.norm(data.x[:, 3:], axis=1), 1, rtol=1e-5)
     assert read_data(patients(notes=notes), label="disease", drop=["not*", "hosp*"]).x.shape == (N, 3)

@@ -43,7 +43,7 @@ from fedloom.engines import _party_bundle, _ray_cluster  # noqa: E402
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 # Ray leaves its own processes and sockets to the collector.
-pytestmark = pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning")]
 Builders = Sequence[Callable[[], Party[Any]]]
 
 
@@ -131,7 +131,6 @@ def fedal(
         return found
 
 
-@pytest.mark.slow
 def test_a_cluster_of_our_own_gives_the_loops_bits_and_is_gone_after() -> None:
     """All faults, BatchNorm, rows of one pool that parties share, and most of the state on disk."""
     pool = rows(100, 5)
@@ -422,7 +421,6 @@ def back(fed: Federation, server: Party[Any], mark: Any) -> None:
     del fed.failures[failures:]
 
 
-@pytest.mark.slow
 def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node goes in the middle of a round, then a worker before one, and the run ends with the loop's bits.
 

@@ -198,7 +198,7 @@ def test_views_depend_on_nothing_but_the_generator(shape: tuple[int, ...]) -> No
 def test_a_rated_optimizer_is_the_optimizer_of_that_rate(settings: dict[str, Any]) -> None:
     torch.manual_seed(4)
     start, gradients = torch.randn(50), torch.randn(6, 50)
-    rated, w = ScheduledOptimizer(SSVFLConfig(**settings)), start.clone()
+    rated, w = ScheduledOptimizer(SSVFLConfig(**settings).optimize()), start.clone()
     slots = at_rate(rated.slots(w), 0.01)
     for g in gradients[:3]:
         rated.move(w, g, slots, *rated.tick(slots))

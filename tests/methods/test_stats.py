@@ -19,8 +19,9 @@ from fedloom.cli.app import app
 from fedloom.core.errors import DataError
 from fedloom.core.page import LearnedTable
 from fedloom.experiment.config.data import SchemaConfig
+from fedloom.methods.tables.cells import rounded
 from fedloom.methods.tables.long_sums import parts
-from fedloom.methods.tables.stats import masked, roundest
+from fedloom.methods.tables.stats import masked
 from fedloom.protect.aggregators import Secure
 from tests.methods.tables import federation, owners, splits, table
 
@@ -108,7 +109,7 @@ def test_parts_of_a_sum_are_exact() -> None:
     assert (np.abs(found) < 2**36).all()
     back = [sum(int(p) * 2 ** (36 * k) for k, p in enumerate(row)) / 2**60 for row in found]
     assert back == pytest.approx(x.tolist(), rel=1e-12)
-    assert roundest(49.97, 50.02) == 50 and roundest(0.12341, 0.12359) == 0.1235 and roundest(1.0, 1.0) == 1.0
+    assert rounded(49.97, 50.02) == 50 and rounded(0.12341, 0.12359) == 0.1235 and rounded(1.0, 1.0) == 1.0
 
 
 def frame() -> pd.DataFrame:
@@ -123,6 +124,9 @@ def test_a_frame_has_statistics_and_an_agreed_schema() -> None:
     shown = found.to_frame().set_index("Column")
     assert shown.loc["level", "Mean"] == pytest.approx(frame()["level"].mean(), rel=1e-6)
     assert found.owners == ("A", "B", "C") and 0 < found.sent < 20_000
+    assert found.to_latex().count(r"\toprule") == 2 and r"size & 269 & 31 &" in found.to_latex()
+    card = found._repr_html_()
+    assert "statistics of 3 owners" in card and card.count("<table") == 2 and ">269<" in card
     assert [row[1] for row in found.tables[1].rows if row[0] == "class"] == ["no", "yes"]
     schema = SchemaConfig(**found.schema)  # as a run reads it
     assert schema.label == "ill" and schema.classes == ("no", "yes")
@@ -145,3 +149,15 @@ def test_the_command_shows_tables_and_writes_the_schema(tmp_path: Path) -> None:
 def test_methods_of_raw_rows_are_compared_with_networks_that_have_public_rows() -> None:
     found = fedloom.compare(["local", "stats"], data="breast_cancer", rounds=1, seeds=[0], clients=3)
     assert [m["name"] for m in found["methods"]] == ["local", "stats"]
+
+
+def test_fifty_owners_send_100_kb() -> None:
+    """Four columns of numbers and a category: tensor bytes up of a plain run and of one with secure sums, which takes
+    keys of 136 bytes for each of three sums besides."""
+    x, y = table(2000)
+    found = {}
+    for name, means in (("plain", {}), ("secure", {"means": Secure()})):
+        toy = federation(STATS, owners(x, y, np.linspace(0, 2000, 51).astype(int)[1:-1].tolist()), **means).run(1)
+        found[name] = toy.server.findings(), toy.fed.ledger.sent("client")
+    assert found["plain"][0] == found["secure"][0]
+    assert found["plain"][1] == 67_200 and found["secure"][1] == 67_200 + 50 * 3 * (136 + 8) < 100_000

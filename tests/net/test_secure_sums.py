@@ -81,6 +81,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "fedforest": {"depth": 2, "bins": 8, "lot": 2},
     "fedextra": {"depth": 2, "bins": 8},
     "fedglm": {"l2": 1.0},
+    "stats": {},
 }
 
 
@@ -152,6 +153,26 @@ def test_below_the_threshold_there_is_no_sum_and_the_run_is_reported(
 ) -> None:
     lost_at(step, 2)
     assert at(run_of(1), field).summary["failures"] >= 1
+
+
+@pytest.mark.parametrize("step", ["keys", "list"])
+def test_a_sum_that_needs_all_nodes_takes_three_calls_and_is_none_if_one_is_lost(
+    step: str, field: Path, lost_at: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    take = SumKeeper.step
+
+    def seen(keeper: SumKeeper, request: Any, rest: Any) -> bytes:
+        steps.append(request["step"])
+        return take(keeper, request, rest)
+
+    monkeypatch.setattr(SumKeeper, "step", seen)
+    whole = at(run_of(1, method="stats", data={"name": "breast_cancer", "clients": 4, "test_rows": 60}), field)
+    assert {*steps} == {"keys", "list"} and len(steps) == 3 * 2 * 4 and whole.summary["failures"] == 0
+    lost_at(step, 1)
+    some = {"name": "breast_cancer", "clients": 4, "test_rows": 50}
+    found = at(run_of(1, method="stats", data=some, seed=["keys", "list"].index(step)), field)
+    assert found.summary["failures"] >= 1 and not found.summary.get("learned")
 
 
 def test_a_node_sends_no_single_reply_where_the_run_is_secure(tmp_path: Path) -> None:

@@ -234,3 +234,42 @@ def test_the_keystream_is_rfc_8439s() -> None:
     """Its appendix A.1, test vector 1: key and nonce of zeros, counter 0."""
     begin = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
     assert keystream(bytes(32), 4).astype("<u8").tobytes() == begin
+
+
+def test_a_sum_of_all_parties_has_no_shares_and_without_one_of_them_no_sum() -> None:
+    s = Sum(5)
+    s.keys()
+    for member in s.members.values():
+        member.list_all(s.listed)
+    s.masked = {name: member.mask_all(s.x[name], ASKED) for name, member in s.members.items()}
+    vectors = [*s.masked.values()]
+    assert np.array_equal(np.stack(vectors).sum(0, dtype=np.uint64), s.plain())
+    rest, truth = np.stack(vectors[1:]).sum(0, dtype=np.uint64), np.stack([*s.x.values()][1:]).sum(0, dtype=np.uint64)
+    assert not (rest == truth).any() and not any((y == x).any() for y, x in zip(vectors, s.x.values(), strict=True))
+    for member in s.members.values():  # nothing is left to open
+        with pytest.raises(MessageError, match="once each"):
+            member.agree(s.masked)
+
+
+def test_in_a_sum_of_all_parties_other_questions_lists_and_steps_have_no_sum() -> None:
+    s = Sum(4)
+    s.keys()
+    asked = dict(zip(s.names, [ASKED, ASKED, ASKED, bytes(31) + b"1"], strict=True))
+    for name, member in s.members.items():
+        member.list_all(s.listed)
+        s.masked[name] = member.mask_all(s.x[name], asked[name])
+    assert not (np.stack([*s.masked.values()]).sum(0, dtype=np.uint64) == s.plain()).any()
+    s = Sum(4)
+    s.keys()
+    with pytest.raises(MessageError, match="not signed"):
+        s.members["node-00"].list_all({**s.listed, "node-01": Keys(bytes(32), bytes(31), b"")})
+    s.members["node-01"].list_all(s.listed)
+    with pytest.raises(MessageError, match="no shares"):
+        s.members["node-01"].mask(s.x["node-01"], ASKED, {})
+    s.members["node-02"].shares(s.listed)
+    with pytest.raises(MessageError, match="may be lost"):
+        s.members["node-02"].mask_all(s.x["node-02"], ASKED)
+    with pytest.raises(MessageError, match="too few"):
+        t = Sum(4, colluders=2)
+        t.keys()
+        t.members["node-00"].list_all(t.listed)

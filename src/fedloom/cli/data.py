@@ -25,8 +25,7 @@ SHOWN = 10
 """Names in a list."""
 MOST_CLASSES = 8
 """Columns of the table of owners."""
-FREE_TEXT = "free text"
-KINDS = {"number": "numbers", "category": "categories", "text": "texts, hashed"}
+KINDS = {"number": "numbers", "category": "categories", "text": "texts, hashed", "date": "dates"}
 
 
 def data(
@@ -61,8 +60,8 @@ def data(
 
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
 
-    For a file, set other settings of \\[data] with -s: id, drop, keep, missing, test, unseen. A partition is shown
-    with --clients, --partition or --plot.
+    For a file, set other settings of \\[data] with -s: id, drop, keep, encode, missing, test, unseen. A partition is
+    shown with --clients, --partition or --plot.
     """
     name = standard_input(name, ".csv")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -256,19 +255,16 @@ def _label(found: "Understanding") -> str:
 
 
 def _first_look(name: str, options: "DataOptions") -> "tuple[Understanding, np.ndarray | None]":
-    """The interpretation of a file; columns of free text, with which no run starts, are left out with a note."""
+    """The interpretation of a file; unclear columns, with which no run starts, are left out with a note."""
     from fedloom.data.own import interpret
-    from fedloom.data.roles import FreeTextError
+    from fedloom.data.roles import UnclearError
 
     try:
         return interpret(name, options)
-    except FreeTextError as error:
-        columns = error.columns
+    except UnclearError as error:
+        columns, note = error.columns, str(error)
     found, images = interpret(name, replace(options, drop=(*options.drop, *columns)))
-    dropped = {**found.dropped, **{column: f"{FREE_TEXT}, {what}" for column, what in columns.items()}}
-    note = (
-        f"Name a column of free text in data.keep, as in {['*', *columns]}, to hash each word into one of 32 columns."
-    )
+    dropped = {**found.dropped, **{column: f"unclear, {what}" for column, what in columns.items()}}
     return replace(found, dropped=dropped, notes=(*found.notes, note)), images
 
 
@@ -282,7 +278,8 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     if images is not None:
         raise ConfigError(f"--at-nodes needs a table, but {name} has pictures: see docs/config.md for their schema")
     table, title = found.table, Path(name).stem
-    used = [column for column in table.columns if found.kinds[column] != "text"]
+    used = list(table.columns)
+    fixed = {column: kind for column, kind in found.kinds.items() if kind in ("text", "date")}
     words = {column: sorted({*table.columns[column]}) for column in used if found.kinds[column] == "category"}
     own: dict[str, Any] = {"rows": Path(name).name, "label": found.label, "classes": list(table.classes), "keep": used}
     own |= {key: value for key, value in found.settings().items() if key in ("id", "missing", "group")}
@@ -292,7 +289,8 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     key = title if re.fullmatch(r"[A-Za-z0-9_-]+", title) else _toml(title)
     lines = ["# For the run. List the words of all owners in categories, here and in node.toml; ? is a missing one."]
     lines += ["[data]", f"name = {_toml(title)}", "", "[data.row_schema]", "columns = ["]
-    lines += [f"    {_toml(column)}," for column in used if column not in words]
+    lines += [f"    {_toml(column)}," for column in used if column not in words and column not in fixed]
+    lines += [f"    {{ name = {_toml(column)}, encode = {_toml(kind)} }}," for column, kind in fixed.items()]
     lines += [f"    {{ name = {_toml(column)}, categories = {_toml(values)} }}," for column, values in words.items()]
     lines += ["]", f"label = {_toml(found.label)}"]
     if spread := found.spread():
@@ -304,11 +302,7 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
     lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
     lines += [f"categories.{_toml(column)} = {_toml(values)}" for column, values in words.items()]
-    texts = [
-        *(found.kinds.keys() - {*used}),
-        *(name for name, why in found.dropped.items() if why.startswith(FREE_TEXT)),
-    ]
-    lines += [f"# {text} is left out: free text cannot be an input at nodes." for text in sorted(texts)]
+    lines += [f"encode.{_toml(column)} = {_toml(kind)}" for column, kind in fixed.items()]
     out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedloom.cli.options import Force, IdColumn, Trust, out, plain_table, written
+from fedloom.cli.options import Force, IdColumn, Trust, out, plain_table, standard_input, written
 from fedloom.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def embed(
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of fedloom export.")],
     rows: Annotated[
-        Path | None, typer.Argument(metavar="ROWS.csv", help="New rows; at active, a file with the ids.")
+        Path | None,
+        typer.Argument(metavar="ROWS.csv", help="New rows, - for standard input; at active, a file with the ids."),
     ] = None,
     embeddings: Annotated[
         list[str] | None,
@@ -144,6 +145,7 @@ def predict(
 
     if target is not None:
         _refuse_overwrite(target, force)
+    rows = None if rows is None else Path(standard_input(str(rows), ".csv"))
     ids: list[str] | None
     if (folder / MODEL).is_file():
         if rows is None or embeddings:

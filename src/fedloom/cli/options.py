@@ -1,6 +1,8 @@
 """Consoles, options and plain tables, which all commands share."""
 
+import atexit
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -75,10 +77,12 @@ LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json", hel
 
 
 def standard_input(name: str, ending: str) -> str:
-    """The path of a temporary file with standard input's content for "-"; any other name as it is."""
+    """The path of a file with standard input's content for "-", which this process removes at its end; any other name
+    as it is."""
     if name != "-":
         return name
     path = Path(tempfile.mkdtemp()) / f"stdin{ending}"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     path.write_bytes(sys.stdin.buffer.read())
     return str(path)
 

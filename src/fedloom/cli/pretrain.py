@@ -63,7 +63,9 @@ def pretrain(
     if not run.pretrained.to_train:
         raise ConfigError("no network to train: name one of fedloom list models, such as --model resnet8x4")
     dataset, shares = data_of(run)
-    training = training_of(pretrained_of(run, dataset.kind), dataset, shares.server, run.engine.device)
+    training = training_of(
+        pretrained_of(run, dataset.kind), dataset, shares.server, run.engine.device, run.models.variance
+    )
     parameters = sum(p.numel() for p in training.build().parameters())
     norm = f", norm {training.resolved_norm}" if training.resolved_norm else ""
     out.print(
@@ -72,7 +74,7 @@ def pretrain(
         soft_wrap=True,
     )
     card = _trained(training, target, threads)
-    out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} not used for training")
+    out.print(f"{card.score} on {_rows(card.test_rows)} not used for training")
     written("written", target)
     sections = {"data": {"name": run.data.name, "server_rows": len(shares.server)}, "pretrained": {"file": str(target)}}
     out.print(f"Use it in a run on the same data:\n{tomli_w.dumps(sections)}", end="", markup=False, soft_wrap=True)

@@ -2,14 +2,24 @@
 
 import json
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.markup import escape
 
-from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, print_plain, written
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.cli.options import (
+    AsJson,
+    Force,
+    IdColumn,
+    Seed,
+    err,
+    out,
+    plain_table,
+    print_plain,
+    standard_input,
+    written,
+)
+from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.experiment.trial import TrialResult
@@ -22,7 +32,8 @@ def trial(
         list[Path],
         typer.Argument(
             metavar="DATA.csv...",
-            help="All owners' rows: CSV, Parquet, or a folder of pictures. Several: other columns of the same people.",
+            help="All owners' rows: CSV, Parquet, a folder of pictures, or - for standard input. Several: other "
+            "columns of the same people.",
         ),
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column of classes.")] = None,
@@ -107,16 +118,17 @@ def trial(
     for name, value, kind in (("missing", missing, Missing), ("task", task, Task), ("decimal", decimal, Decimal)):
         if value is not None and value not in get_args(kind):
             raise ConfigError(f"--{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    name = ", ".join("standard input" if str(data) == "-" else data.name for data in files)
+    piped = any(str(data) == "-" for data in files)
+    files = [Path(standard_input(str(data), ".csv")) for data in files]
     for data in files:
         if not data.expanduser().exists():
             raise ConfigError(f"there is no file or folder {data}")
-    name = ", ".join(data.name for data in files)
     written_files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
     existing = next((file for file in written_files if file.exists()), None)
     if existing and not force:
         raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
 
-    from fedloom.data.roles import FreeTextError
     from fedloom.experiment.trial import trial as run
 
     def progress(done: int, count: int, spent: float) -> None:
@@ -124,33 +136,27 @@ def trial(
             err.print(f"{done} of at most {count} trainings, {spent:.0f} s")
 
     limits: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
-    try:
-        result = run(
-            files[0] if len(files) == 1 else files,
-            label=label,
-            group=group,
-            drop=drop or (),
-            keep=keep or (),
-            id=id,
-            missing=cast(Missing, missing),
-            task=cast(Task | None, task),
-            missing_words=MISSING_WORDS if missing_word is None else missing_word,
-            decimal=cast(Decimal, decimal),
-            unit=unit,
-            time=() if no_time else time,
-            budget=budget or (None if repeats or len(files) > 1 else "10m"),
-            progress=progress,
-            methods=tuple(method or ()),
-            metric=metric,
-            worth=worth,
-            seed=seed or 0,
-            **limits,
-        )
-    except FreeTextError as error:
-        drops, keeps = (" ".join(f"--{way} {quote(name)}" for name in error.columns) for way in ("drop", "keep"))
-        raise DataError(
-            f"{error.found}. Leave out with {drops}, or hash each word into one of 32 columns with --keep '*' {keeps}."
-        ) from None
+    result = run(
+        files[0] if len(files) == 1 else files,
+        label=label,
+        group=group,
+        drop=drop or (),
+        keep=keep or (),
+        id=id,
+        missing=cast(Missing, missing),
+        task=cast(Task | None, task),
+        missing_words=MISSING_WORDS if missing_word is None else missing_word,
+        decimal=cast(Decimal, decimal),
+        unit=unit,
+        time=() if no_time else time,
+        budget=budget or (None if repeats or len(files) > 1 else "10m"),
+        progress=progress,
+        methods=tuple(method or ()),
+        metric=metric,
+        worth=worth,
+        seed=seed or 0,
+        **limits,
+    )
     text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
     if folder is not None:
         import tomli_w
@@ -161,7 +167,11 @@ def trial(
         written_files[0].write_text(text + "\n", encoding="utf-8")
         written_files[1].write_text(trial_page.html(result, name), encoding="utf-8")
         if result.recipe:
-            written_files[2].write_text(tomli_w.dumps(dict(result.recipe)), encoding="utf-8")
+            recipe = dict(result.recipe)
+            if piped:  # the copy of standard input is gone when the recipe is run
+                recipe["data"] = {**recipe["data"], "name": "rows.csv"}
+                err.print("recipe.toml: save the rows as rows.csv beside you before you run it")
+            written_files[2].write_text(tomli_w.dumps(recipe), encoding="utf-8")
         else:
             del written_files[2]
     if as_json:

@@ -18,6 +18,7 @@ from fedloom.core import message
 from fedloom.core.aggregate import MEAN, Aggregator
 from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.errors import MethodError
+from fedloom.core.local import OWN, LocalTraining
 from fedloom.core.message import Tree
 from fedloom.core.rng import hidden_stream, stream
 from fedloom.core.task import Classes, Number, Task
@@ -207,6 +208,7 @@ class ClientContext:
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
         aggregator: how the run takes means: for peers, which take their own.
+        local: how the run trains networks of its parties.
         privacy_budget: charges private releases to the budget of its rows, if they have one: see
             `fedloom.protect.noise.charge`.
         min_class_rows: the fewest rows of a class whose mean may leave the party; a smaller class is sent as absent.
@@ -234,13 +236,19 @@ class ClientContext:
     device: str = "cpu"
     secret: int | None = None
     aggregator: Aggregator = MEAN
+    local: LocalTraining = OWN
     privacy_budget: Callable[..., None] | None = None
     min_class_rows: int = 1
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """What the federation predicts."""
-        return self.target or Classes(self.classes)
+        """What the federation predicts, with the weights of classes in this party's loss."""
+        if self.target is not None:
+            return self.target
+        if self.local.class_weights is None or self.data is None or self.data.labels is None:
+            return Classes(self.classes)
+        labels = self.data.y(torch.arange(self.aligned or len(self.data), device=self.device))
+        return Classes(self.classes, self.local.weights(labels, self.classes))
 
     @property
     def rows(self) -> Rows:

@@ -180,15 +180,17 @@ class Engine(AbstractContextManager["Engine"]):
         expect: Template,
         weight: str | None,
         call: CallId,
+        whole: bool = False,
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
-        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`.
+        """As `call`, but add up the replies as integers: see `fedloom.core.fixed_point`. With `whole` there is no sum
+        unless all replies are in it.
 
         Returns:
             The sum (d + 1,) uint64, or None if too few parties were left for one; and for each party the reason why
             its reply is not part of it.
         """
         return self._sum(
-            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties], expect, weight
+            [self._task(i, method, shared, each[i] if each else {}, call) for i in parties], expect, weight, whole
         )
 
     @final
@@ -249,7 +251,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Run all tasks, check the replies against `expect`, and leave them where they are."""
 
     def _sum(
-        self, tasks: Sequence[Task], expect: Template, weight: str | None
+        self, tasks: Sequence[Task], expect: Template, weight: str | None, whole: bool
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
         """The sum of the tasks' replies. Parties of one process have one owner, so nothing is masked."""
         total, failures = None, list[Failure | None]()
@@ -263,7 +265,7 @@ class Engine(AbstractContextManager["Engine"]):
                 except (MessageError, KeyError, TypeError) as error:
                     failure = Failure("not a message", str(error))
             failures.append(failure)
-        return total, failures
+        return None if whole and any(failures) else total, failures
 
     def _undelivered(self) -> set[tuple[int, int]]:
         """(sender, receiver) of the answers that could not be delivered in the last `_call`."""
@@ -339,6 +341,7 @@ def run_task(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep:
         return Failure(NOT_FINITE, str(error))
     # torch.manual_seed is slow, and needed only if the device has a generator of its own
     (torch.default_generator if party.context.device == "cpu" else torch).manual_seed(task.seed)
+    party.at_round(task.round)
     try:
         with party.transaction(keep):
             if task.fault == "crash":

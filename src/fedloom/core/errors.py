@@ -13,7 +13,16 @@ from fedloom.core.vocabulary import meant
 
 
 class FedloomError(Exception):
-    """Base class of all errors that fedloom raises on purpose."""
+    """Base class of all errors that fedloom raises on purpose.
+
+    Example:
+        >>> import fedloom
+        >>> try:
+        ...     fedloom.run("fedall")
+        ... except FedloomError as error:
+        ...     print(error)
+        unknown experiment or method 'fedall'. Did you mean 'fedal'?
+    """
 
 
 class ConfigError(FedloomError):

@@ -85,7 +85,7 @@ def predictions(
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
         outputs = party.infer(party.context.tests[on].every)
-    task = party.context.task
+    task = party.context.task.unweighted
     found = {"predicted": task.predicted(outputs), "loss": task.loss(outputs, _labels(party, on))}
     return {**found, "probabilities": task.soft(outputs)} if probabilities else found
 

@@ -331,13 +331,13 @@ class Federation:
         fewer than `min_replies`, fewer than two thirds of the parties, or fewer than 3 were left.
         """
         _check_callable(method)
-        least = max(min_replies, threshold(len(ids), self.aggregator.colluders))
+        least, whole = max(min_replies, threshold(len(ids), self.aggregator.colluders)), min_replies >= len(ids)
         if len(ids) < LEAST:
             self._fail(self.coordinator, method, Failure(f"fewer than {least} parties for a secure sum"))
             return None
         common = dict(shared or {})
         self._record_down(ids, method, common, each)
-        total, failures = self.engine.sum(ids, method, common, each, expect, weight, self._next())
+        total, failures = self.engine.sum(ids, method, common, each, expect, weight, self._next(), whole)
         if all(f is not None and f.reason == "raised" and not f.injected for f in failures):
             trace = failures[0].trace  # type: ignore[union-attr]
             raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
@@ -349,7 +349,7 @@ class Federation:
                 self.usable.add((self.engine.name(i), method))
             else:
                 self._fail(self.engine.name(i), method, failure)
-        self._record_masks(valid)
+        self._record_masks(valid, whole)
         if total is None or len(valid) < least:
             self._fail(self.coordinator, method, Failure(f"fewer than {least} replies for a secure sum"))
             return None
@@ -373,7 +373,8 @@ class Federation:
             method: the name of the method that the message calls; the page's clients list it in `MEANS`.
             expect: the template of a valid reply: tensors of int64 with every dimension known.
             shared, each: as in `call`.
-            min_replies: the least number of replies that the step needs.
+            min_replies: the least number of replies that the step needs. If it needs all, a secure sum takes half of
+                the calls and, of many parties, few of the bytes.
 
         Returns:
             None if fewer than `min_replies`, or fewer than a secure sum needs, were left.
@@ -519,13 +520,16 @@ class Federation:
         for i in receivers:
             self.ledger.add(self.round, self.coordinator, self.engine.name(i), kind, what, size)
 
-    def _record_masks(self, parties: Sequence[int]) -> None:
-        """Record what a secure sum of these parties sends besides: keys, sealed shares, signatures, opened shares."""
+    def _record_masks(self, parties: Sequence[int], whole: bool) -> None:
+        """Record what a secure sum of these parties sends besides: keys and, unless all must be in it, sealed shares,
+        signatures and opened shares."""
         n = len(parties)
         if n == 0:
             return
         up = {"keys": 136, "sealed": 82 * (n - 1), "signature": 72, "opened": 33 * n}
         down = {"keys": 136 * n, "sealed": 82 * (n - 1), "signatures": 72 * n}
+        if whole:
+            up, down = {"keys": up["keys"]}, {"keys": down["keys"]}
         for parts, is_down in ((down, True), (up, False)):
             tree = {name: torch.empty(count, dtype=torch.uint8, device="meta") for name, count in parts.items()}
             for i in parties:

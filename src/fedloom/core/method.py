@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
+from fedloom.core.local import LocalSetting
 from fedloom.core.party import Party
 from fedloom.core.problems import problems
 from fedloom.core.task import TaskKind
@@ -165,6 +166,10 @@ class MethodConfig(BaseModel):
         """Why a run with these settings cannot take its means this way, and what to set instead; "" if it can."""
         return ""
 
+    def refuses_local(self, setting: LocalSetting) -> str:
+        """Why a run with these settings cannot take this setting of `[local]`, as a clause; "" if it can."""
+        return ""
+
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
         """The differential privacy of the messages with these settings."""
@@ -202,6 +207,10 @@ class Method:
         tasks: what it can predict. A method that takes losses and predictions from `self.context.task`, or handles
             labels (n,) float32 by itself, declares `EVERY_TASK`.
         only_classes: for another method why it cannot predict a number, as a clause.
+        local: the settings of `[local]` that it takes. A method whose clients take their steps by `self.minimize`,
+            `self.train` or `self.descend` declares `LOCAL_STEPS`; if they take the loss of their labels from
+            `self.context.task`, too, `EVERY_LOCAL`.
+        no_local: why it does not take the others, as a clause.
         needs: requirements on a run, from `NEEDS`.
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
@@ -229,6 +238,8 @@ class Method:
     setting: Setting = "horizontal"
     tasks: tuple[TaskKind, ...] = ("classes",)
     only_classes: str = ""
+    local: tuple[LocalSetting, ...] = ()
+    no_local: str = ""
     needs: tuple[Need, ...] = ()
     min_clients: int = 1
     contributors: tuple[int, ...] = ()

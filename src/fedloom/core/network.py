@@ -8,6 +8,7 @@ import contextlib
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ from torch.func import grad, vmap
 from fedloom.core._layout import ALIGNMENT, fast_format, flattened, layout, lent, places, unflatten
 from fedloom.core.context import Batches
 from fedloom.core.errors import ModelError, StateError
-from fedloom.core.optim import Optimizer
+from fedloom.core.optim import SGD, Adam, Optimizer, clipped
 
 INFERENCE_ROWS = 256
 """Rows per forward pass in `infer`: larger batches fall out of the CPU's cache and are slower."""
@@ -47,7 +48,7 @@ class Network:
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self.module = module
-        self.optimizer = optimizer
+        self.optimizer = self._first_optimizer = optimizer
         parameters = {k: p for k, p in module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError(f"{type(module).__name__} has no trainable parameters; set requires_grad on some")
@@ -152,10 +153,11 @@ class Network:
             return value.detach()
         value, gradients = self.gradient(loss, *batch, of=only)
         self._keep()
+        if isinstance(only, Mapping):
+            gradients = {name: g * only[name] for name, g in gradients.items()}
         rates = self.optimizer.tick(self.slots)
-        for name, g in gradients.items():
-            masked = g * only[name] if isinstance(only, Mapping) else g
-            self.optimizer.move(self._views[name], masked, self._moving[name], *rates)
+        for name, g in zip(gradients, clipped([*gradients.values()], self.optimizer.clip), strict=True):
+            self.optimizer.move(self._views[name], g, self._moving[name], *rates)
         return value
 
     def _value(self, loss: Loss, batch: tuple[object, ...]) -> Tensor:
@@ -309,6 +311,7 @@ class Network:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for p in self.parameters.values():
             p.grad = None
+        grads = clipped(grads, self.optimizer.clip)
         rates = self.optimizer.tick(self.slots)
         if self.slots:  # several operations, each on one vector
             flat = self.flat
@@ -318,6 +321,11 @@ class Network:
         else:  # one operation, for which copying the gradients does not pay
             for w, g in zip(self._views.values(), grads, strict=True):
                 self.optimizer.move(w, g, {}, *rates)
+
+    def scale_rate(self, factor: float) -> None:
+        """Set the learning rate to this factor of its first value."""
+        if isinstance(self._first_optimizer, SGD | Adam):
+            self.optimizer = replace(self._first_optimizer, lr=self._first_optimizer.lr * factor)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """`x` in the memory format of the weights if it is a batch of images."""

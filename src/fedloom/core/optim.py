@@ -18,6 +18,10 @@ Rate: TypeAlias = float | Tensor
 class Optimizer(Protocol):
     """The interface of optimizers: slots for a parameter vector, and an in-place step in two parts."""
 
+    @property
+    def clip(self) -> float | None:
+        """The largest L2 norm of a step's whole gradient, see `clipped`; None for no limit."""
+
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """New slots for a parameter vector `flat` (P,): named tensors, (P,) or ()."""
 
@@ -35,6 +39,7 @@ class SGD:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clip: float | None = None
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """One velocity vector (P,) with momentum, nothing without."""
@@ -64,6 +69,7 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    clip: float | None = None
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """The number of steps (), and running means of g and g² (P,)."""
@@ -91,6 +97,16 @@ class Adam:
             w.addcdiv_(mean * rate, denominator, value=-1)
         else:
             w.addcdiv_(mean, denominator, value=-rate)
+
+
+def clipped(gradients: list[Tensor], most: float | None) -> list[Tensor]:
+    """The gradients, scaled down together to a joint L2 norm of at most `most`, as torch's `clip_grad_norm_` does; None
+    for no limit."""
+    if most is None or not gradients:
+        return gradients
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    return [g * factor for g in gradients]
 
 
 def _number(count: Tensor) -> Rate:

@@ -20,7 +20,7 @@ from fedloom.core.context import Batches, ClientContext, PublicSet, Rows
 from fedloom.core.errors import MessageError, MethodError, StateError, warn_once
 from fedloom.core.message import Tree
 from fedloom.core.network import Graded, Keep, Loss, Network, Only, Product
-from fedloom.core.optim import Optimizer
+from fedloom.core.optim import SGD, Adam, Optimizer
 
 NETWORK_STATE = ("params", "buffers", "opt")
 _OWN = ("cfg", "context", "_network", "_notes")
@@ -102,7 +102,14 @@ class Party(Generic[ConfigT_co]):
                 "the optimizer of self.network must be one of fedloom.core.optim, such as SGD(0.05), "
                 f"not {type(optimizer).__name__} of {type(optimizer).__module__}"
             )
+        if isinstance(optimizer, SGD | Adam):
+            optimizer = self.context.local.applied(optimizer)
         self._network = Network(module.to(self.context.device), optimizer)
+
+    def at_round(self, t: int) -> None:
+        """Set the learning rate of round t, -1 outside of rounds, by the run's schedule. For engines, before a call."""
+        if self._network is not None and self.context.local.schedule != "constant":
+            self._network.scale_rate(self.context.local.factor(t))
 
     @property
     def net(self) -> Network:

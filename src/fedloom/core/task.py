@@ -5,7 +5,7 @@ A page asks `self.context.task`, so it is written once for both. A method whose 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
@@ -32,14 +32,31 @@ class Classes:
 
     Attributes:
         width: K.
+        weights: (K,) how much a row of each class counts in `loss`; None if all count alike.
     """
 
     width: int
+    weights: Tensor | None = field(default=None, compare=False)
     kind: ClassVar[TaskKind] = "classes"
 
+    @property
+    def unweighted(self) -> "Classes":
+        """The same, with all classes alike: for evaluations."""
+        return Classes(self.width)
+
     def loss(self, outputs: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Cross-entropy in nats: (), or (B,) without reduction."""
-        return F.cross_entropy(outputs, y, reduction=reduction)
+        """Cross-entropy in nats, times each row's weight: (), or (B,) without reduction. A mean is over the number of
+        rows, not over their weights, so a row has the same pull in every batch."""
+        if self.weights is None:
+            return F.cross_entropy(outputs, y, reduction=reduction)
+        each = self.weighed(F.cross_entropy(outputs, y, reduction="none"), y)
+        return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+
+    def weighed(self, each: Tensor, y: Tensor) -> Tensor:
+        """Values (B, ...) of rows with labels y (B,), times the weights of their classes."""
+        if self.weights is None:
+            return each
+        return each * self.weights.to(each.device)[y].view(-1, *[1] * (each.dim() - 1))
 
     def soft(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
         """What a student learns from a teacher's outputs: probabilities (B, K)."""
@@ -85,6 +102,15 @@ class Number:
     def width(self) -> int:
         """Outputs for each row: 1, or 2 with `variance`."""
         return 2 if self.variance else 1
+
+    @property
+    def unweighted(self) -> "Number":
+        """The same: rows have no weights."""
+        return self
+
+    def weighed(self, each: Tensor, y: Tensor) -> Tensor:
+        """Values (B, ...) of rows with labels y (B,) as they are."""
+        return each
 
     def standardized(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers (n,) float64 as the labels (n,) float32 of a network."""

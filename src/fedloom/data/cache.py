@@ -18,7 +18,7 @@ from fedloom.core.paths import cache_folder
 from fedloom.data.dataset import Dataset
 
 # Part of every key: increment it when decoding changes.
-_VERSION = 4
+_VERSION = 5
 
 
 def from_cache(key: str, build: Callable[[], Dataset]) -> Dataset:

@@ -164,6 +164,12 @@ class RawColumn:
         )
         return found, np.isnan(found) & ~self.missing
 
+    def empty(self, rows: int) -> "RawColumn":
+        """A column of the same name and type with this many missing values."""
+        import pyarrow as pa
+
+        return RawColumn(self.name, pa.chunked_array([pa.nulls(rows, self.cells.type)]), self.grammar)
+
     def take(self, rows: np.ndarray) -> "RawColumn":
         """The cells of some rows (r,)."""
         return RawColumn(self.name, self.cells.take(rows), self.grammar)
@@ -228,6 +234,19 @@ def joined(columns: Sequence[RawColumn]) -> RawColumn:
                                                      columns[0].cells.type), columns[0].grammar)  # fmt: skip
 
 
+def stacked(tables: Sequence[Mapping[str, RawColumn]]) -> dict[str, RawColumn]:
+    """One table of the rows of several, in order. What a table lacks is missing there."""
+    first = {name: column for table in reversed(tables) for name, column in table.items()}
+    names = dict.fromkeys(name for table in tables for name in table)
+    sizes = [len(next(iter(table.values()))) for table in tables]
+    return {
+        name: joined(
+            [table[name] if name in table else first[name].empty(n) for table, n in zip(tables, sizes, strict=True)]
+        )
+        for name in names
+    }
+
+
 def _cells(name: str, values: Any) -> Any:
     """Arrow's array of a column; objects of types that Arrow does not mix become text."""
     import pyarrow as pa
@@ -245,7 +264,12 @@ def _cells(name: str, values: Any) -> Any:
         array = pa.array(values, from_pandas=True)
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        return pa.chunked_array([pa.array([_text(value) for value in values], pa.large_string())])
+        texts = [_text(value) for value in values]
+        try:
+            return pa.chunked_array([pa.array(texts, pa.large_string())])
+        except UnicodeEncodeError:
+            odd = next(text for text in texts if text and any("\ud800" <= sign <= "\udfff" for sign in text))
+            raise DataError(f"Column {name!r} has {odd[:40]!a}, which is no Unicode text; correct it.") from None
 
 
 def _text(value: Any) -> str | None:

@@ -1,13 +1,13 @@
 """A pool of labeled rows in memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.tables import strata_of
+from fedloom.data.tables import MISSING, strata_of
 
 Kind = Literal["image", "table"]
 Fill = Literal["", "median", "most-frequent"]
@@ -135,6 +135,7 @@ class Dataset:
             fill, shift, scale = fit_columns(
                 self.x[own & chosen if (own & chosen).any() else own], self.fill or "median"
             )
+            shift, scale = unscaled(shift, scale, self.columns, self.recipe.get("optional", ()))
             x[own] = (np.where(np.isnan(x[own]), fill, x[own]) - shift) / scale
             fits.append((fill, shift, scale))
         return replace(self, x=x, fill="", fits=tuple(fits))
@@ -170,6 +171,18 @@ def fit_columns(x: np.ndarray, fill: Fill) -> tuple[np.ndarray, np.ndarray, np.n
         values = np.array([_most_frequent(column[~np.isnan(column)]) for column in known.T])
     filling = values.astype(np.float32)
     return filling, *moments(np.where(np.isnan(x), filling, x))
+
+
+def unscaled(
+    shift: np.ndarray, scale: np.ndarray, columns: Sequence[str], optional: Collection[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and scale (F,), but 0 and 1 for the columns that say where a value of `optional` columns is missing.
+
+    Where an owner lacks a column they are 1 in all its rows, which its own mean would make 0, as where none is missing.
+    """
+    marks = {f"{name} missing" for name in optional} | {f"{name}={MISSING}" for name in optional}
+    marked = np.array([column in marks for column in columns], dtype=bool)
+    return np.where(marked, np.float32(0), shift), np.where(marked, np.float32(1), scale)
 
 
 def _most_frequent(values: np.ndarray) -> float:

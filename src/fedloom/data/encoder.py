@@ -5,8 +5,6 @@ for heavy tails. They are implemented in NumPy, because rules must load from JSO
 importing scikit-learn takes seconds.
 """
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
@@ -17,7 +15,17 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
 from fedloom.data.options import Understanding
-from fedloom.data.tables import MISSING, RawTable, as_numbers, as_words, numbers_of, refuse_mistakes, typed
+from fedloom.data.tables import (
+    MISSING,
+    RawTable,
+    as_numbers,
+    as_words,
+    numbers_of,
+    refuse_mistakes,
+    refuse_rows,
+    typed,
+)
+from fedloom.data.text_and_dates import DateParts, HashedText
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
@@ -25,8 +33,6 @@ _TOO_LARGE = float(np.finfo(np.float32).max)
 _COARSE = 1e-3  # of a column's s.d.; float32 must not round its numbers by more
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 _MOST_CATEGORIES = 1000
-SHOWN = 5
-"""Number of rows that an error names."""
 
 
 @dataclass(frozen=True)
@@ -119,30 +125,7 @@ class OneHot:
         return hot if self.other else hot[:, :-1]
 
 
-@dataclass(frozen=True)
-class HashedText:
-    """A column of free text as a bag of words: each word is counted in one of `width` columns, by a hash."""
-
-    name: str
-    width: int = 32
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
-        return tuple(f"{self.name}#{number}" for number in range(self.width))
-
-    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
-        """(n, width) float32 from (n,) raw values: each row has length 1, or 0 without words."""
-        words = as_words(self.name, values)
-        counts = np.zeros((len(words), self.width), dtype=np.float32)
-        for row, text in enumerate(words):
-            for word in re.findall(r"\w+", text.casefold()):
-                counts[row, int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big") % self.width] += 1
-        counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
-        return counts
-
-
-ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot | HashedText
+ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot | HashedText | DateParts
 
 
 @dataclass(frozen=True)
@@ -169,12 +152,7 @@ class TableEncoder:
         for name, values in columns.items():
             values = typed(name, values)
             words = np.unique(values).tolist() if values.dtype.kind == "O" else []
-            if len(words) > _MOST_CATEGORIES:
-                raise DataError(
-                    f"A text column may have at most {_MOST_CATEGORIES} different words, but {name!r} has {len(words)} "
-                    f"in {len(values)} rows; drop it or group the words first."
-                )
-            rules.append(OneHot(name, tuple(words)) if len(words) else RawNumber(name))
+            rules.append(OneHot(name, _categories(name, values)) if len(words) else RawNumber(name))
         return cls(tuple(rules))
 
     @classmethod
@@ -272,6 +250,17 @@ class TableEncoder:
             raise DataError(f"The rules of a table's encoder are invalid; save the party again ({error!r}).") from error
 
 
+def _categories(name: str, values: np.ndarray) -> tuple[str, ...]:
+    """The different words of a column, in order. Raises DataError for too many."""
+    words = np.unique(values).tolist()
+    if len(words) > _MOST_CATEGORIES:
+        raise DataError(
+            f"A category may have at most {_MOST_CATEGORIES} different words, but column {name!r} has {len(words)} in "
+            f"{len(values)} rows: drop it, group the words first, or set data.encode.{name} = 'text'."
+        )
+    return tuple(words)
+
+
 def undo(data: Dataset) -> Dataset:
     """The data set with one column for each raw one: see `decoded`. Pictures, and tables that were given as numbers,
     stay as they are."""
@@ -298,7 +287,7 @@ def encode_table(table: RawTable) -> Dataset:
 
 
 def encode_own(found: Understanding) -> Dataset:
-    """A user's table: numbers as they are, words of a category one-hot, free text hashed.
+    """A user's table: numbers as they are, words of a category one-hot, text and dates by fixed encoders.
 
     The words are those of all rows. Missing numbers are NaN until the data set is standardized: what replaces them and
     the scale of each column are fitted later, on rows that are then known to be public or of one owner.
@@ -306,27 +295,30 @@ def encode_own(found: Understanding) -> Dataset:
     Raises:
         DataError: numbers are missing, and `data.missing` is "refuse".
     """
-    table, missing = found.table, found.options.missing
-    gaps = {name: count for name, count in found.missing.items() if found.kinds[name] == "number"}
+    table, missing = found.table, found.options.fills
+    gaps = {name: count for name, count in found.missing.items() if found.kinds[name] in ("number", "date")}
     if gaps and missing == "refuse":
         first, *others = sorted(gaps, key=lambda name: -gaps[name])
         more = f", and so do {', '.join(others[:5])}{', …' * (len(others) > 5)}" if others else ""
         raise DataError(
-            f"Column {first!r} of {table.name!r} lacks {gaps[first]} of {len(table.y)} numbers{more}. Set "
-            "data.missing to "
-            "median, most-frequent or indicator to fill them, or leave the columns out with data.drop."
+            f"Column {first!r} of {table.name!r} lacks {gaps[first]} of {len(table.y)} {found.kinds[first]}s{more}. "
+            "Set data.missing to median, most-frequent or indicator to fill them, or leave the columns out with "
+            "data.drop."
         )
     rules: list[ColumnEncoder] = []
     for name, values in table.columns.items():
         if found.kinds[name] == "number":
             rules.append(RawNumber(name, name in gaps, name in gaps and missing == "indicator"))
         elif found.kinds[name] == "category":
-            rules.append(OneHot(name, tuple(np.unique(values).tolist())))
+            rules.append(OneHot(name, _categories(name, values)))
+        elif found.kinds[name] == "date":
+            rules.append(DateParts(name, "any", name in gaps, name in gaps and missing == "indicator").fitted(values))
         else:
             rules.append(HashedText(name))
     encoder = TableEncoder(tuple(rules), tuple(found.dropped))
     x, offset = encoder.centered(table.columns)
     recipe = {**encoder.to_dict(), "missing_words": list(found.options.missing_words), "decimal": found.options.decimal}
+    recipe |= {"optional": list(found.optional)} if found.optional else {}
     fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
     return table_dataset(
         table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
@@ -341,8 +333,8 @@ def decoded(
     """Encoded rows x (n, F) as one column for each raw one: rows (n, G) float32, for each column the words of a
     category, () for numbers, and the columns' names.
 
-    A word is its number among the rule's words, a missing one NaN. Columns that say which numbers are missing are left
-    out; those of free text stay.
+    A word is its number among the rule's words, a missing one NaN. Columns that say which values are missing are left
+    out; those of text and dates stay.
     """
     parts, words, names, at = list[np.ndarray](), list[tuple[str, ...]](), list[str](), 0
     for rule in rules:
@@ -357,10 +349,15 @@ def decoded(
             parts, names = [*parts, place[:, None]], [*names, rule.name]
             words.append((*rule.words, *([OTHER] if rule.other else [])))
         else:
-            kept = 1 if isinstance(rule, RawNumber) else len(rule.names)
+            kept = used_of(rule)
             parts, names = [*parts, part[:, :kept]], [*names, *rule.names[:kept]]
             words += [()] * kept
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), tuple(words), tuple(names)
+
+
+def used_of(rule: ColumnEncoder) -> int:
+    """How many of a rule's columns models of raw columns use: all but the one that says which values are missing."""
+    return len(rule.names) - (isinstance(rule, RawNumber | DateParts) and rule.indicator)
 
 
 def offset_of(numbers: np.ndarray) -> float:
@@ -372,23 +369,14 @@ def offset_of(numbers: np.ndarray) -> float:
     return float(np.floor(known.min())) if error > _COARSE * spread else 0.0
 
 
-def refuse_rows(column: str, what: str, wrong: np.ndarray, where: str = "") -> None:
-    """Raise DataError if rows of a column are `wrong` (n,); the message has row numbers and no values."""
-    rows = np.flatnonzero(wrong)
-    if len(rows):
-        named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (", …" if len(rows) > SHOWN else "")
-        raise DataError(
-            f"{where}Column {column!r} must hold {what} in each row, but {len(rows)} of {len(wrong)} don't (row "
-            f"{named}, counted from 1 below the header); correct or drop those rows."
-        )
-
-
 def _rule(column: dict[str, Any]) -> ColumnEncoder:
     name = str(column["name"])
     if "words" in column:
         return OneHot(name, tuple(str(word) for word in column["words"]), bool(column["other"]))
     if "width" in column:
-        return HashedText(name, int(column["width"]))
+        return HashedText(name, int(column["width"]), str(column["hash"]))
+    if "order" in column:
+        return DateParts(name, column["order"], bool(column["gaps"]), bool(column["indicator"]))
     if "indicator" in column:
         return RawNumber(name, bool(column["gaps"]), bool(column["indicator"]))
     numbers = {key: float(column[key]) for key in ("fill", "mean", "scale")}

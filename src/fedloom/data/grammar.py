@@ -11,8 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from fedloom.core.errors import DataError
+from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE
 
 Decimal = Literal[".", ","]
+Order = Literal["iso", "day", "month"]
+"""The form of dates: ISO 8601; or day and month, in this order or the other, and year."""
 
 MISSING_WORDS = ("?", ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
 """Words that stand for a missing value, as an empty cell does."""
@@ -24,12 +27,6 @@ _NUMBER = re.compile(NUMBER)
 _LIKE_NUMBER = re.compile(
     r"[-+]?[$€£]? ?([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)? ?[%$€£]?"
 )
-_ISO = re.compile(
-    r"(\d{4})[-/.](\d\d?)[-/.](\d\d?)"
-    r"(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)? ?(Z|UTC|[+-]\d\d:?\d\d)?)?",
-    re.A,
-)
-_DAY_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4}|\d\d)(?: (\d\d?):(\d\d)(?::(\d\d))?)?", re.A)
 _MONTHS: tuple[str, ...] = ("january", "february", "march", "april", "may", "june")
 _MONTHS += ("july", "august", "september", "october", "november", "december")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
@@ -66,7 +63,7 @@ def like_number(word: str) -> bool:
 
 def like_date(word: str) -> bool:
     """Whether a word has the form of a date."""
-    return _ISO.fullmatch(word) is not None or _DAY_FIRST.fullmatch(word) is not None
+    return ISO_DATE.fullmatch(word) is not None or DAY_OR_MONTH_FIRST.fullmatch(word) is not None
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -104,10 +101,10 @@ def moments(words: Collection[str], column: str) -> Mapping[str, float]:
     names = {word: _month(word) for word in words}
     if all(names.values()):
         return {word: float(number) for word, number in names.items()}
-    found = {word: match for word in words if (match := _ISO.fullmatch(word))}
+    found = {word: match for word in words if (match := ISO_DATE.fullmatch(word))}
     if len(found) == len(words):
         return _iso(found, column)
-    first = {word: match for word in words if (match := _DAY_FIRST.fullmatch(word))}
+    first = {word: match for word in words if (match := DAY_OR_MONTH_FIRST.fullmatch(word))}
     if len(first) == len(words):
         return _days(first, column)
     odd = next(word for word in words if word not in found and word not in first and not is_number(word))
@@ -132,14 +129,49 @@ def _month(word: str) -> int:
     return next((k for k, month in enumerate(_MONTHS, 1) if name in (month[:3], month)), 0)
 
 
+def date_order(words: Collection[str], column: str) -> Order:
+    """The form of words that are all dates, as `moments` reads them.
+
+    Raises:
+        DataError: a word is no date, the words have several forms, or day and month may be confused.
+    """
+    iso = {word: match for word in words if (match := ISO_DATE.fullmatch(word))}
+    first = {word: match for word in words if (match := DAY_OR_MONTH_FIRST.fullmatch(word))}
+    if odd := next((word for word in words if word not in iso and word not in first), None):
+        raise DataError(
+            f"Column {column!r} has dates, but also {odd[:40]!r}: write it as 2022-01-31, or leave it empty, or list "
+            f"it in data.missing_words; or set data.encode.{column} = 'text'."
+        )
+    if iso and first:
+        raise DataError(
+            f"Column {column!r} has dates of several forms, such as {next(iter(iso))!r} and {next(iter(first))!r}: "
+            "write all as 2022-01-31."
+        )
+    if first:
+        return _order(first, column)
+    _refuse_mixed_zones(iso, column)
+    return "iso"
+
+
 def _iso(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
-    zones = {bool(match[8]) for match in found.values()}
-    if len(zones) > 1:
-        raise DataError(f"Column {column!r} has times with and without a time zone; write all in one way.")
+    _refuse_mixed_zones(found, column)
     return {word: _seconds(word, column, *match.groups()) for word, match in found.items()}
 
 
+def _refuse_mixed_zones(found: Mapping[str, re.Match[str]], column: str) -> None:
+    if len({bool(match[8]) for match in found.values()}) > 1:
+        raise DataError(f"Column {column!r} has times with and without a time zone; write all in one way.")
+
+
 def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
+    day_first = _order(found, column) == "day"
+    parts = {
+        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7)) for word, m in found.items()
+    }
+    return {word: _seconds(word, column, *part) for word, part in parts.items()}
+
+
+def _order(found: Mapping[str, re.Match[str]], column: str) -> Order:
     some = next(iter(found))
     if any(len(match[4]) == 2 for match in found.values()):
         raise DataError(f"Column {column!r} has years of two digits, such as {some!r}: write dates as 2022-01-31.")
@@ -150,10 +182,7 @@ def _days(found: Mapping[str, re.Match[str]], column: str) -> dict[str, float]:
             f"Column {column!r} has dates such as {some!r}, whose day and month may be confused: write them as "
             "2022-01-31."
         )
-    parts = {
-        word: (m[4], *((m[3], m[1]) if day_first else (m[1], m[3])), *m.group(5, 6, 7)) for word, m in found.items()
-    }
-    return {word: _seconds(word, column, *part) for word, part in parts.items()}
+    return "day" if day_first else "month"
 
 
 def _seconds(

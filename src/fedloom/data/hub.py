@@ -21,11 +21,11 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
-from fedloom.data.columns import RawColumn, joined
+from fedloom.data.columns import RawColumn, stacked
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.images import decode_images
-from fedloom.data.roles import class_names, refuse_unnamed
+from fedloom.data.roles import ALLOW, class_names, refuse_unnamed
 from fedloom.data.tables import RawTable, codes_of, read_csv, typed
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
@@ -78,17 +78,24 @@ def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None
 
 
 def read_content(
-    path: Path, name: str, *, test: str | None = None, config: str | None = None, grammar: Grammar = PLAIN
+    path: Path,
+    name: str,
+    *,
+    test: str | None = None,
+    config: str | None = None,
+    grammar: Grammar = PLAIN,
+    union: bool = False,
 ) -> Content:
-    """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test split.
+    """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test split. With `union`,
+    what a file lacks is missing there.
 
     Raises:
         DataError: as `read_files`.
     """
     if config and (path / config).is_dir():
         path = path / config
-    if table_endings(path) == {".csv"}:
-        return _read_csv_files(path, name, test, grammar)
+    if table_endings(path) == {".csv"} or (union and path.is_dir()):
+        return _read_table_files(path, name, test, grammar, union)
     if path.is_file() and test is None and (content := _read_parquet_file(path, name, grammar)) is not None:
         return content
     options: dict[str, Any] = {"path": str(path)}
@@ -199,25 +206,39 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _read_csv_files(path: Path, name: str, test: str | None, grammar: Grammar) -> Content:
-    """A CSV file, or the CSV files of a folder, with split names in file names as on the hub."""
+def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar, union: bool) -> Content:
+    """A CSV file, or the files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
-    for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
+    for file in (
+        [path]
+        if path.is_file()
+        else sorted(file for ending in table_endings(path) for file in path.rglob(f"*{ending}"))
+    ):
         words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
         splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
     if len(splits) > 1:
         splits.pop("", None)
     parts = [part or [] for part in _train_and_test(splits, name, test)]
-    tables = [[read_csv(file, grammar=grammar) for file in part] for part in parts]
+    tables = [[_read_table(file, grammar) for file in part] for part in parts]
     every = [table for part in tables for table in part]
     names = list(every[0])
     odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
-    if odd:
-        raise DataError(f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has others.")
-    columns = {column: joined([table[column] for table in every]) for column in names}
-    sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
+    if odd and not union:
+        raise DataError(f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has others. {ALLOW}.")
+    columns = stacked(every)
+    sizes = [sum(len(next(iter(table.values()))) for table in part) for part in tables]
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
     return Content(columns, held_out)
+
+
+def _read_table(file: Path, grammar: Grammar) -> Mapping[str, RawColumn]:
+    """The columns of a CSV or Parquet file that has no pictures."""
+    if file.suffix == ".csv":
+        return read_csv(file, grammar=grammar)
+    content = _read_parquet_file(file, file.stem, grammar)
+    if content is None or content.images is not None or content.named:
+        raise DataError(f"{file} must hold columns of numbers, words and dates only, if files have different columns.")
+    return content.columns
 
 
 def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Content | None:

@@ -11,7 +11,12 @@ from fedloom.data.tables import RawTable
 
 Task = Literal["classes", "number"]
 Missing = Literal["refuse", "median", "most-frequent", "indicator"]
-Kind = Literal["number", "category", "text"]
+MissingColumns = Literal["refuse", "allow"]
+Kind = Literal["number", "category", "text", "date"]
+
+
+Encoding = Literal["text", "date"]
+"""The kinds of columns that a fixed encoder reads."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class DataOptions:
     """Columns that are no features; "*" stands for any text."""
     keep: tuple[str, ...] = ()
     """The only columns that are features; empty for all; "*" stands for any text. A column named in full is kept
-    also if it looks like an identifier, and hashed if it is free text."""
+    also if it looks like an identifier."""
     missing: Missing = "refuse"
     """The replacement of a missing number: see `docs/data.md`."""
     test: str | tuple[str, ...] | None = None
@@ -42,6 +47,15 @@ class DataOptions:
     """Words that stand for a missing value, in every column; an empty cell always does."""
     decimal: Decimal = "."
     """The sign before the decimals of a number."""
+    encode: Mapping[str, Kind] = field(default_factory=dict)
+    """The kind of columns whose kind is not to be guessed."""
+    missing_columns: MissingColumns = "refuse"
+    """Whether owners may have different columns: what an owner has no value of is missing there."""
+
+    @property
+    def fills(self) -> Missing:
+        """The replacement of a missing number: with `missing_columns` an indicator, unless `missing` says otherwise."""
+        return "indicator" if self.missing_columns == "allow" and self.missing == "refuse" else self.missing
 
     @property
     def grammar(self) -> Grammar:
@@ -73,6 +87,10 @@ class OwnFile:
     """The words of the label; rows with another one are left out."""
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The words of each column that is a category; another one counts as none of them."""
+    encode: Mapping[str, Encoding] = field(default_factory=dict)
+    """The columns that are texts or dates."""
+    lacks: tuple[str, ...] = ()
+    """Columns that the file does not have, and that a run may take as missing."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +121,7 @@ class Understanding:
     options: DataOptions
     """The settings that were asked for."""
     kinds: Mapping[str, Kind]
-    """The kind of each feature; a "text" is hashed."""
+    """The kind of each feature."""
     missing: Mapping[str, int]
     """The number of missing values of each feature that has any."""
     dropped: Mapping[str, str]
@@ -114,6 +132,8 @@ class Understanding:
     """Numbers of the rows that are used."""
     group_guess: str | None = None
     """A column that looks like the owners, if none is named."""
+    optional: tuple[str, ...] = ()
+    """The features that an owner has no value of, with `data.missing_columns`."""
     time_guess: tuple[str, ...] = ()
     """Columns that look like a time, such as year, month and day, the most significant first."""
     unit: np.ndarray | None = None
@@ -160,9 +180,12 @@ class Understanding:
         if self.options.missing_words != MISSING_WORDS:
             values["missing_words"] = list(self.options.missing_words)
         values |= {"decimal": self.options.decimal} if self.options.decimal != "." else {}
-        numbers = [name for name in self.missing if self.kinds[name] == "number"]
-        if self.options.missing != "refuse" or numbers:
-            values["missing"] = self.options.missing if self.options.missing != "refuse" else "median"
+        encode = {name: kind for name, kind in self.kinds.items() if kind in ("text", "date")}
+        values |= {"encode": {**encode, **self.options.encode}} if encode or self.options.encode else {}
+        numbers = [name for name in self.missing if self.kinds[name] in ("number", "date")]
+        if self.options.fills != "refuse" or numbers:
+            values["missing"] = self.options.fills if self.options.fills != "refuse" else "median"
+        values |= {"missing_columns": "allow"} if self.options.missing_columns == "allow" else {}
         if self.options.test:
             values["test"] = self.options.test if isinstance(self.options.test, str) else list(self.options.test)
         return values | ({"unseen": list(self.options.unseen)} if self.options.unseen else {})

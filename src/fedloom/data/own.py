@@ -1,8 +1,9 @@
 """A user's own data: a file, a folder, a data frame or arrays, and the settings that say what its columns are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,16 @@ from fedloom.data.encoder import encode_own
 from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
 from fedloom.data.hub import read_content, table_endings
 from fedloom.data.images import class_folders, decode_images, is_image, list_class_folders
-from fedloom.data.options import UNORDERED, DataOptions, Missing, SplitColumns, Task, Understanding
+from fedloom.data.options import (
+    UNORDERED,
+    DataOptions,
+    Kind,
+    Missing,
+    MissingColumns,
+    SplitColumns,
+    Task,
+    Understanding,
+)
 from fedloom.data.roles import understand
 from fedloom.data.tables import read_csv
 
@@ -38,6 +48,8 @@ def read_data(
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
     decimal: Decimal = ".",
+    encode: Mapping[str, Kind] = MappingProxyType({}),
+    missing_columns: MissingColumns = "refuse",
     name: str | None = None,
 ) -> Dataset:
     """The data set of a user's table or pictures, whose rows have their owners if `group` is given.
@@ -54,7 +66,7 @@ def read_data(
         id: the column that names each row; never a feature.
         drop: columns that are no features; "*" stands for any text.
         keep: the only columns that are features; empty for all. A column named in full is kept even if it looks like
-            an identifier, and hashed if it is free text.
+            an identifier.
         missing: "refuse"; or what replaces a missing number: "median", "most-frequent", or "indicator" (the median,
             and a column that says so). A missing word is a category of its own, "?".
         test: the column that says which rows are test rows, or the names of owners whose rows are; None for none.
@@ -62,6 +74,8 @@ def read_data(
         task: "classes" if whole numbers in the label are names of classes, however many; None to guess.
         missing_words: words that stand for a missing value, in every column; an empty cell always does.
         decimal: the sign before the decimals of a number, "." or ",".
+        encode: columns whose kind is not to be guessed: "number", "category", "text" or "date".
+        missing_columns: "allow" takes what an owner has no value of as missing there, with an indicator.
         name: of the data set; None for the file's name, or "data".
 
     Raises:
@@ -69,7 +83,7 @@ def read_data(
     """
     held_out = test if test is None or isinstance(test, str) else tuple(test)
     options = DataOptions(label, group, id, tuple(drop), tuple(keep), missing, held_out, tuple(unseen), task,
-                          tuple(missing_words), decimal)  # fmt: skip
+                          tuple(missing_words), decimal, dict(encode), missing_columns)  # fmt: skip
     return read_own(source, options, name)[0]
 
 
@@ -153,7 +167,7 @@ def _look_at_path(
         )
     if not path.exists():
         raise DataError(f"There is no file or folder {str(path)!r}.")
-    content = read_content(path, name, grammar=options.grammar)
+    content = read_content(path, name, grammar=options.grammar, union=options.missing_columns == "allow")
     picture = content.images is not None
     found = understand(
         content.columns, options, name, named=content.named, test=content.test, picture=picture, ordered=ordered

@@ -18,7 +18,7 @@ from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
 MAX_WORDS = 50
-"""A text column with more different words is free text."""
+"""A text column with more different words is no category but text."""
 MIN_UNIQUE = 20
 """A column with so many values, all different, may be an identifier."""
 MOST_NUMBERS = 20
@@ -50,6 +50,9 @@ _OWNERS += (
     "member",
     "group",
 )
+DATES = "dates"
+ALLOW = 'Set data.missing_columns = "allow" to take what an owner lacks as missing there'
+_SAYS = "Say so, or otherwise, by data.encode,"
 BY_NAME = "an identifier by its name"
 _IDENTIFIER = re.compile(
     r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$", re.I
@@ -65,23 +68,21 @@ _PARTS = {
 _SEPARATORS = re.compile(r"\s*[|;,]\s*")
 
 
-class FreeTextError(DataError):
-    """A table has columns of free text.
+class UnclearError(DataError):
+    """A table has columns that are neither numbers nor words.
 
     Args:
         name: of the table.
-        columns: of free text, each with the number of its different values, in words.
+        columns: each with the number of its different values, in words.
     """
 
     def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self.columns = columns
-        self.found = (
-            f"{name!r} has {'a column' if len(columns) == 1 else 'columns'} of free text: "
-            f"{', '.join(f'{column!r} ({what})' for column, what in columns.items())}"
-        )
+        listed = ", ".join(f"{column!r} ({what})" for column, what in columns.items())
+        one = next(iter(columns))
         super().__init__(
-            f"{self.found}. Leave out with data.drop = {[*columns]}, or name in data.keep, as in {['*', *columns]}, to "
-            "hash each word into one of 32 columns."
+            f"{name!r} has {'a column' if len(columns) == 1 else 'columns'} that cannot be read: {listed}. Or leave "
+            f"out with data.drop = {[*columns]}, or take as words with data.encode.{one} = 'category' or 'text'."
         )
 
 
@@ -135,7 +136,7 @@ def understand(
     Raises:
         DataError: a named column does not exist; there is no label, or one class only; an owner is
             missing.
-        FreeTextError: a column is free text.
+        UnclearError: a column has numbers that the grammar does not read.
     """
     table, named = _Candidates(name, dict(columns)), named or {}
     notes: list[str] = []
@@ -205,6 +206,8 @@ def understand(
     features = {column: _typed(found, kinds[column])[kept] for column, found in table.values.items()}
     missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
     notes += _missing_notes([raw, *table.values.values()])
+    lacking = {} if options.missing_columns == "refuse" or groups is None else _lacking(features, groups[kept], owners)
+    notes += [f"Owner {owner!r} lacks {_some(names)}: values are missing there." for owner, names in lacking.items()]
     guess = None if options.group else _guess_group(columns, label, options)
     if test is not None:
         mask = np.zeros(len(y), dtype=bool)
@@ -229,6 +232,7 @@ def understand(
         dropped[options.test] = "the split"
     return Understanding(
         raw_table, label, guessed, options, kinds, missing, dropped, tuple(notes), kept, guess,
+        tuple(column for column in features if any(column in names for names in lacking.values())),
         time_guess, None if unit is None else columns[unit].words[kept],
         tuple(_times(columns[column])[kept] for column in time),
     )  # fmt: skip
@@ -524,18 +528,24 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     for column in [*table.values]:
         if reason := left_out(column, options):
             table.drop(column, reason)
+    for column in options.encode:
+        if column not in table.values:
+            table.take(column, "encode")
     kinds: dict[str, Kind] = {}
     free: dict[str, str] = {}
     for column, found in [*table.values.items()]:
         values = found.values
         known = values[kept][~found.missing[kept]]
         count = len(different(known))
-        reason = "" if column in options.keep else _suspicion(column, known, count, len(kept))
+        asked = options.encode.get(column)
+        reason = "" if asked or column in options.keep else _suspicion(column, known, count, len(kept))
         if count < 2 and (not count or len(known) == len(kept)):
             table.drop(column, "empty" if not count else "the same in every row")
         elif reason:
             table.drop(column, reason)
             notes.append(f"Column {column!r} is dropped: it is {reason}. Name it in data.keep to use it.")
+        elif asked:
+            kinds[column] = asked
         elif values.dtype.kind != "O":
             kinds[column] = "number"
             if found.is_duration:
@@ -544,15 +554,22 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             refuse_mistakes(column, known)
             unclear = _unclear(known)
             kinds[column] = "category" if count <= MAX_WORDS else "text"
-            if (unclear or kinds[column] == "text") and column not in options.keep:
-                free[column] = f"{count} different {unclear or 'texts'}"
-            elif kinds[column] == "category":
+            if unclear == DATES:
+                kinds[column] = "date"
+                notes.append(
+                    f"Column {column!r} has dates: years, and month, weekday and hour on circles. {_SAYS} or data.drop."
+                )
+            elif unclear and column not in options.keep:
+                free[column] = f"{count} different {unclear}"
+            elif kinds[column] == "text":
+                notes.append(f"Column {column!r} has {count} different texts, which are hashed. {_SAYS} or data.drop.")
+            else:
                 notes += [
                     f"Words {_some(group)} of column {column!r} differ in writing only: correct them if they are one."
                     for group in nearly_equal(known_words(known))
                 ]
     if free:
-        raise FreeTextError(table.name, free)
+        raise UnclearError(table.name, free)
     if not table.values:
         raise DataError(f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in data.keep.")
     return kinds
@@ -560,7 +577,20 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
 
 def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
     """(n,) numbers of a feature, or its words, `MISSING` for a gap."""
-    return column.values if kind == "number" else filled(column.words)
+    if kind != "number":
+        return filled(column.words)
+    return column.values if column.values.dtype.kind != "O" else numbers_of(column.name, column)
+
+
+def _lacking(features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Sequence[str]) -> dict[str, list[str]]:
+    """Owner -> the features that it has no value of, for owners that lack any."""
+    gaps = {column: _gaps(values) for column, values in features.items()}
+    every = {
+        owner: [column for column, gone in gaps.items() if gone[groups == number].all()]
+        for number, owner in enumerate(owners)
+        if (groups == number).any()
+    }
+    return {owner: columns for owner, columns in every.items() if columns}
 
 
 def _missing_notes(columns: Sequence[RawColumn]) -> list[str]:
@@ -603,7 +633,7 @@ def _unclear(known: np.ndarray) -> str:
     """What the known words of a feature are, if most are dates, or numbers that the grammar does not read; else ""."""
     dates = sum(map(like_date, known))
     if dates > len(known) / 2:
-        return "dates"
+        return DATES
     odd = [word for word in known if like_number(word)]
     if odd and len(odd) + sum(map(is_number, known)) > len(known) / 2:
         return f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','"

@@ -11,14 +11,26 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
-from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
-from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, refuse_rows
+from fedloom.data.dataset import (
+    Dataset,
+    Fill,
+    Kind,
+    fit_columns,
+    image_dataset,
+    moments,
+    pixel_scaling,
+    table_dataset,
+    unscaled,
+)
+from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.hub import Hints, read_content, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
 from fedloom.data.options import OwnFile
 from fedloom.data.roles import allowed, class_names, own_rows, refuse_identifier
-from fedloom.data.tables import RawTable, as_words, read_csv
+from fedloom.data.standalone import DATE_PARTS
+from fedloom.data.tables import RawTable, as_words, read_csv, refuse_rows
+from fedloom.data.text_and_dates import DateParts, HashedText
 
 FARTHEST = 5
 """Agreed standard deviations within which numbers are kept."""
@@ -33,16 +45,19 @@ class DataSchema:
     """K names; () for a number to predict."""
     label: str = "label"
     """The column of the classes, in a table."""
-    table: tuple[RawNumber | OneHot, ...] = ()
+    table: tuple[RawNumber | OneHot | HashedText | DateParts, ...] = ()
     """The columns of a table, in order; empty for images."""
     shape: tuple[int, ...] = ()
     """(C, H, W) of an image."""
     fill: Fill = ""
     """The replacement of missing numbers in a table, which are NaN until then; "" refuses them."""
     scale: Mapping[str, tuple[float, float]] | None = None
-    """The agreed mean and s.d. of each numeric column of a table; None to fit them to rows."""
+    """The agreed mean and s.d. of each numeric column of a table, and of the years of each column of dates; None to fit
+    them to rows."""
     target: tuple[float, float] = (0.0, 1.0)
     """The agreed mean and s.d. of a number to predict."""
+    optional: bool = False
+    """Whether a party may lack columns of a table: their values are missing there."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -60,12 +75,19 @@ class DataSchema:
         if self.kind == "image":
             return np.zeros(self.shape[0], np.float32), *pixel_scaling(self.shape[0])
         if self.scale is not None:
-            shift, scale = np.array([self.scale.get(name, (0, 1)) for name in self.columns], np.float32).T.copy()
+            years = {f"{rule.name} {DATE_PARTS[0]}": rule.name for rule in self.table if isinstance(rule, DateParts)}
+            agreed = {**self.scale}
+            for column, name in years.items():
+                mean, spread = agreed.pop(name)
+                agreed[column] = (mean - 2000, spread)
+            shift, scale = np.array([agreed.get(name, (0, 1)) for name in self.columns], np.float32).T.copy()
             return shift, shift, scale
         if x is None:
             zeros = np.zeros(len(self.columns), np.float32)
             return zeros, zeros, zeros + 1
-        return fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
+        fill, shift, scale = fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
+        optional = [rule.name for rule in self.table] if self.optional else []
+        return fill, *unscaled(shift, scale, self.columns, optional)
 
     def cut(self, x: np.ndarray) -> np.ndarray:
         """Rows x (n, F) of a table, cut off at `FARTHEST` s.d. from the mean if these are agreed."""
@@ -93,6 +115,9 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
         return _read_image_folders(path, schema, name, strict=own is None)
     if schema.kind == "table":
         columns, test = read_columns(path, name)
+        if schema.optional:
+            given = _column(path, columns, schema.label)
+            columns |= {rule.name: given.empty(len(given)) for rule in schema.table if rule.name not in columns}
         x, y = _encode(path, schema, columns), _labels(path, schema, _column(path, columns, schema.label))
         return table_dataset(
             name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill, target=schema.target,
@@ -129,13 +154,16 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
 
 def _read_own(path: Path, schema: DataSchema, name: str, own: OwnFile) -> Dataset:
     """The rows of a table that their owner allows. Raises DataError."""
-    wanted = [column.name for column in schema.table]
+    wanted = [column.name for column in schema.table if column.name not in own.lacks]
     own = replace(own, options=replace(own.options, label=schema.label), classes=schema.classes)
     values, test = read_columns(path, name, own.options.grammar)
     found = own_rows(values, own, name, wanted=wanted, test=test)
     columns = {column: values[column].take(found.kept) for column in (*wanted, schema.label)}
+    columns |= {column: columns[schema.label].empty(len(found.kept)) for column in own.lacks}
     encoded = [
-        rule.encode_any(columns[rule.name]) if isinstance(rule, RawNumber) else rule.encode(columns[rule.name])
+        rule.encode_any(columns[rule.name])
+        if isinstance(rule, RawNumber | DateParts)
+        else rule.encode(columns[rule.name])
         for rule in schema.table
     ]
     x = np.ascontiguousarray(np.concatenate(encoded, axis=1).astype(np.float32))
@@ -157,29 +185,43 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
     columns, test = read_columns(path, name, own.options.grammar)
     found = own_rows(columns, own, name, test=test)
     notes = [*found.notes]
-    for column in own.categories:
-        if column not in columns:
-            raise DataError(f"data.categories names the column {column!r}, but {name!r} has only {[*columns]}.")
+    for column in own.lacks:
+        if column in columns:
+            raise DataError(f"data.lacks names the column {column!r}, which {path} has: remove it from lacks.")
+    for setting, listed in (("categories", own.categories), ("encode", own.encode)):
+        for column in listed:
+            if column not in columns:
+                raise DataError(f"data.{setting} names the column {column!r}, but {name!r} has only {[*columns]}.")
     for column, cells in columns.items():
         if own.options.label is None or not allowed(column, own.options):
             continue
         used = cells.take(found.kept)
-        refuse_identifier(column, used, own.options)
+        if column not in own.encode:
+            refuse_identifier(column, used, own.options)
         if column in own.categories:
             if outside := int(OneHot(column, own.categories[column]).unknown(used).sum()):
                 notes.append(f"{outside} of {len(used)} values of column {column!r} are outside its categories.")
             continue
+        kind = own.encode.get(column)
+        if kind == "text":
+            continue
         gaps = int(used.missing.sum())
         if gaps and own.missing in (None, "refuse"):
             raise DataError(
-                f"Column {column!r} of {path} lacks {gaps} of {len(used)} numbers: set missing in "
+                f"Column {column!r} of {path} lacks {gaps} of {len(used)} {kind or 'number'}s: set missing in "
                 f"[data.{name}] to median or most-frequent, or correct those rows."
             )
+        if kind == "date":
+            DateParts(column, gaps=True).encode(used)
+            continue
         wrong = np.isnan(RawNumber(column).encode_any(used)[:, 0]) & ~used.missing
         try:
             refuse_rows(column, "a finite number", wrong, where=f"{path}: ")
         except DataError as error:
-            raise DataError(f"{error} If it is a category, list its words in categories of [data.{name}].") from None
+            raise DataError(
+                f"{error} If it is a category, list its words in categories of [data.{name}]; if it holds texts or "
+                f"dates, set encode.{column} there."
+            ) from None
     return tuple(notes)
 
 
@@ -208,7 +250,7 @@ def _encode(path: Path, schema: DataSchema, columns: Mapping[str, RawColumn]) ->
     """(n, F) float32 of a table."""
     for rule in schema.table:
         column = _column(path, columns, rule.name)
-        if isinstance(rule, OneHot):
+        if isinstance(rule, OneHot) and not (schema.optional and column.missing.all()):
             refuse_rows(rule.name, f"one of its {len(rule.words)} words", rule.unknown(column), where=f"{path}: ")
     try:
         return TableEncoder(schema.table).transform(columns)

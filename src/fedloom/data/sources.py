@@ -122,6 +122,11 @@ def load(name: str, *, root: Path | None = None, options: DataOptions = GUESS) -
     metadata.csv lists as file_name, or a folder of class folders of such files: with or without train/ and test/ above,
     or in one folder for each owner. See `fedloom.data.own.read_data` for the columns of a table.
 
+    Example:
+        >>> digits = load("digits")
+        >>> digits.x.shape, len(digits.classes)
+        ((1797, 1, 8, 8), 10)
+
     Args:
         name: a registered name, or a path. Names take precedence: write "./mnist" for a folder called mnist.
         root: the data root; None for the environment variable FEDLOOM_DATA.

@@ -49,6 +49,12 @@ def split(
     number of clients nor the partition changes the test set or the public set. Of rows with owners, the same share of
     each owner's rows is tested.
 
+    Example:
+        >>> from fedloom import load
+        >>> rows = split(load("digits"), clients=3, seed=0, partition="iid")
+        >>> [len(shard) for shard in rows.shards]
+        [449, 449, 448]
+
     Args:
         dataset: the rows.
         clients: number of clients, at least 1.

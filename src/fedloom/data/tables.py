@@ -17,6 +17,8 @@ from fedloom.data.grammar import PLAIN, Grammar, in_order, is_number
 MISSING = "?"
 """The category of missing text."""
 MOST_COLUMNS = 100_000
+SHOWN = 5
+"""Number of rows that an error names."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
 _SEPARATORS = ",;\t|"
@@ -240,4 +242,15 @@ def refuse_mistakes(name: str, known: np.ndarray) -> None:
             f"Column {name!r} has numbers, but {len(odd)} of its {len(known)} values are not, such as "
             f"{odd[0][:40]!r}; correct them, or leave them empty, or list the word in data.missing_words (if the "
             "numbers are codes, prefix each with a letter)."
+        )
+
+
+def refuse_rows(column: str, what: str, wrong: np.ndarray, where: str = "") -> None:
+    """Raise DataError if rows of a column are `wrong` (n,); the message has row numbers and no values."""
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (", …" if len(rows) > SHOWN else "")
+        raise DataError(
+            f"{where}Column {column!r} must hold {what} in each row, but {len(rows)} of {len(wrong)} don't (row "
+            f"{named}, counted from 1 below the header); correct or drop those rows."
         )

@@ -234,7 +234,7 @@ def _inputs(plan: RunPlan, data: Dataset, i: int) -> ModelInputs:
         kind=data.kind,
         shape=data.input_shape,
         columns=tuple(columns),
-        **{key: recipe[key] for key in ("missing_words", "decimal") if key in recipe},
+        **{key: recipe[key] for key in ("missing_words", "decimal", "optional") if key in recipe},
         fill=tuple(map(float, np.nan_to_num(fill))),
         mean=tuple(map(float, shift)),
         scale=tuple(map(float, scale)),

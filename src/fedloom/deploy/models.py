@@ -7,6 +7,7 @@ except a `network.py` that the caller trusts.
 """
 
 import importlib.util
+import inspect
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,10 +21,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedloom import models
-from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, warn_once
 from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
-from fedloom.data.columns import columns_of
+from fedloom.data import standalone
+from fedloom.data.columns import RawColumn, columns_of
 from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
@@ -46,6 +48,8 @@ class ModelInputs(BaseModel):
     """Of a table, words that stand for a missing value, as an empty cell does."""
     decimal: Decimal = "."
     """Of a table, the sign before the decimals of a number."""
+    optional: tuple[str, ...] = ()
+    """Columns of a table that an owner lacked in training: rows may lack them, too."""
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...]
     scale: tuple[float, ...]
@@ -230,7 +234,13 @@ class DeployedModel:
             raise CheckpointError("scale must be above 0")
         self._rules = [_rule(column) for column in inputs.columns]
         names = [{"name": rule.name} for rule in self._rules]
-        table = {"kind": "table", "columns": names, "missing_words": inputs.missing_words, "decimal": inputs.decimal}
+        table = {
+            "kind": "table",
+            "columns": names,
+            "missing_words": inputs.missing_words,
+            "decimal": inputs.decimal,
+            "optional": inputs.optional,
+        }
         image = {"kind": "cells", "shape": list(inputs.shape), "grid": [1, 1], "cells": [0]}
         self.recipe: dict[str, Any] = table if inputs.kind == "table" else image
         if inputs.kind == "table" and sum(len(rule.names) for rule in self._rules) != inputs.shape[0]:
@@ -286,8 +296,12 @@ class DeployedModel:
         grammar = Grammar(self.manifest.inputs.missing_words, self.manifest.inputs.decimal)
         columns = columns_of(data, grammar)
         missing = [rule.name for rule in rules if rule.name not in columns]
-        if missing:
-            raise DataError(f"The rows must have the columns of this model, but {missing[0]!r} is missing.")
+        if needed := [name for name in missing if name not in self.manifest.inputs.optional]:
+            raise DataError(f"The rows must have the columns of this model, but {needed[0]!r} is missing.")
+        if missing and columns:
+            some = next(iter(columns.values()))
+            columns |= {name: RawColumn.of(name, [None] * len(some), grammar) for name in missing}
+            warn_once(f"the rows have no column {', '.join(map(repr, missing))}: its values count as missing")
         parts = [rule.encode(raw_column(rule, columns[rule.name], grammar)) for rule in rules]
         if len({len(part) for part in parts}) > 1:
             raise DataError("All columns must have the same number of rows.")
@@ -358,7 +372,10 @@ _TABLE_ROWS = '''def read_rows(path):
         file.seek(0)
         table = csv.DictReader(file, delimiter=max(",;\\t|", key=outside.count))
         rows = [{name.strip(): word.strip() for name, word in row.items()} for row in table]
-    columns = [encode(column, [row[column["name"]] for row in rows]) for column in inputs["columns"]]
+    names = {*rows[0]} | {*inputs["optional"]} if rows else set()
+    if lacking := [column["name"] for column in inputs["columns"] if column["name"] not in names]:
+        raise SystemExit(f"The rows must have the columns of this model, but {lacking[0]!r} is missing.")
+    columns = [encode(column, [row.get(column["name"], "") for row in rows]) for column in inputs["columns"]]
     x = torch.cat([torch.tensor(column, dtype=torch.float64) for column in columns], 1)
     mean, scale, fill = (torch.tensor(inputs[name], dtype=torch.float64) for name in ("mean", "scale", "fill"))
     if len(fill):
@@ -367,7 +384,7 @@ _TABLE_ROWS = '''def read_rows(path):
 
 
 def encode(column, words):
-    """The numbers of each value: a number, a one-hot word, or counts of hashed words."""
+    """The numbers of each value: a number, a one-hot word, a hashed text, or the parts of a date."""
     inputs = INFO["inputs"]
     missing = [word in ("", *inputs["missing_words"]) for word in words]
     words = ["?" if gone else word for word, gone in zip(words, missing)]
@@ -375,7 +392,11 @@ def encode(column, words):
         hot = [[float(known == word) for known in column["words"]] for word in words]
         return [row + [1.0 - sum(row)] * bool(column.get("other")) for row in hot]
     if "width" in column:
-        return [hashed(word, column["width"]) for word in words]
+        width = column["width"]
+        return [[0.0] * width if gone else hashed_text(word, width) for word, gone in zip(words, missing)]
+    if "order" in column:
+        dates = [date(column, word, gone) for word, gone in zip(words, missing)]
+        return [numbers + [float(gone)] * column["indicator"] for numbers, gone in zip(dates, missing)]
     truth = BOOLEANS
     if all(gone or word in truth for word, gone in zip(words, missing)):
         words = [str(truth.get(word)) for word in words]
@@ -393,11 +414,16 @@ def number(name, word):
     return float(word)
 
 
-def hashed(text, width):
-    counts = torch.zeros(width)
-    for part in re.findall(r"\\w+", text.casefold()):
-        counts[int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big") % width] += 1
-    return (counts / counts.norm().clamp(min=1e-12)).tolist()
+def date(column, word, gone):
+    if gone and column["gaps"]:
+        return [float("nan")] * len(DATE_PARTS)
+    try:
+        at = None if gone else moment_of(word, column["order"])
+    except ValueError:
+        at = None
+    if at is None:
+        raise SystemExit(f"Column {column['name']!r} must hold a date in each row, but has {word!r}.")
+    return date_numbers(at)
 '''.replace("BOOLEANS", repr(BOOLEANS)).replace("NUMBER", NUMBER)
 _IMAGE_ROWS = '''def read_rows(path):
     """The input (1, C, H, W) of an image file."""
@@ -416,6 +442,13 @@ _IMAGE_ROWS = '''def read_rows(path):
 def network_file(network: str, inputs: ModelInputs) -> str:
     """The content of `network.py`, given the source of its class."""
     table = inputs.kind == "table"
-    imports = "import csv\nimport hashlib\nimport json\nimport re" if table else "import json"
+    fixed = any({"width", "order"} & column.keys() for column in inputs.columns)
+    imports = "import csv\nimport json\nimport re" if table else "import json"
+    if fixed:
+        imports = imports.replace("json\n", "json\nimport math\n") + "\nimport unicodedata"
+        imports += "\nfrom datetime import UTC, datetime, timedelta"
     text = _NETWORK.format(imports=imports, network=network, rows=_TABLE_ROWS if table else _IMAGE_ROWS)
+    if fixed:
+        page = inspect.getsource(standalone)
+        text += f"\n\n{page[page.index('DATE_PARTS =') :]}"
     return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image\n", 1)

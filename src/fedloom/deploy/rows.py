@@ -69,10 +69,11 @@ def read_rows(path: Path, recipe: Mapping[str, Any], id: str | None = None) -> t
             raise DataError(f"{path} is no file; name a CSV or Parquet file.")
         columns = read_content(path, path.stem, grammar=grammar_of(recipe)).columns
         names = [str(column["name"]) for column in recipe["columns"]]
-        _check_complete(names, columns, str(path))
+        optional = recipe.get("optional", ())
+        _check_complete([name for name in names if name not in optional], columns, str(path))
         if id is not None and id not in columns:
             raise DataError(f"{path} must have a column {id!r}, but has {[*columns]}.{did_you_mean(id, columns)}")
-        return {name: columns[name] for name in names}, None if id is None else columns[id].text
+        return {name: columns[name] for name in names if name in columns}, None if id is None else columns[id].text
     table = {name: column.text for name, column in read_csv(path, needed=[] if id is None else [id]).items()}
     ids = None if id is None else table[id]
     views = list(recipe["views"]) if recipe["kind"] == "pictures" else ["path"]

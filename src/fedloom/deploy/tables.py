@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
-from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
+from fedloom.data.encoder import OneHot, TableEncoder, used_of
 from fedloom.data.tables import MISSING
 from fedloom.deploy.models import ModelInputs
 from fedloom.methods.tables import steps
@@ -139,7 +139,14 @@ def inputs_of(data: Dataset) -> ModelInputs:
     mean, scale = plain if data.kind == "table" else (tuple(map(float, data.shift)), tuple(map(float, data.scale)))
     if data.kind == "table" and not rules:
         rules = [{"name": name, "gaps": True} for name in data.columns]
-    return ModelInputs(kind=data.kind, shape=shape, columns=tuple(rules), mean=mean, scale=scale)
+    return ModelInputs(
+        kind=data.kind,
+        shape=shape,
+        columns=tuple(rules),
+        mean=mean,
+        scale=scale,
+        **{key: data.recipe[key] for key in ("missing_words", "decimal", "optional") if key in data.recipe},
+    )
 
 
 def encoded(data: Dataset, x: Tensor) -> Tensor:
@@ -154,11 +161,10 @@ def encoded(data: Dataset, x: Tensor) -> Tensor:
             if MISSING in rule.words:
                 words[:, rule.words.index(MISSING)] |= x[:, at].isnan()
             parts, at = [*parts, words.float()], at + 1
-        elif isinstance(rule, RawNumber):
-            parts = [*parts, x[:, at : at + 1], *[x[:, at : at + 1].isnan().float()] * rule.indicator]
-            at += 1
         else:
-            parts, at = [*parts, x[:, at : at + width]], at + width
+            used = used_of(rule)
+            marks = [x[:, at : at + 1].isnan().float()] * (width - used)
+            parts, at = [*parts, x[:, at : at + used], *marks], at + used
     return torch.cat(parts, 1)
 
 
@@ -176,7 +182,7 @@ def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
     columns = [
         (len(rule.names), 1, True, rule.words.index(MISSING) if MISSING in rule.words else -1)
         if isinstance(rule, OneHot)
-        else (len(rule.names), 1 if isinstance(rule, RawNumber) else len(rule.names), False, -1)
+        else (len(rule.names), used_of(rule), False, -1)
         for rule in rules
     ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
     number, forest = party.context.target is not None, party.trees["value"].shape[1] > 1

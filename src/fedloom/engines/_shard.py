@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import ray
@@ -80,9 +81,7 @@ class Shard:
         notes: dict[int, dict[str, Note]] = {}
         for n, (task, own) in enumerate(zip(tasks, each, strict=True)):
             party = self._parties[task.party]
-            whole = Task(
-                task.party, task.method, common["shared"], self._unpack(own) | task.each, task.fault, task.seed
-            )
+            whole = replace(task, shared=common["shared"], each=self._unpack(own) | task.each)
             resolved = arguments(
                 whole, lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held]
             )

@@ -20,7 +20,7 @@ from fedloom.core.context import Batches, ClientContext, PublicSet, Rows, Sample
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
-from fedloom.core.task import Number, Task
+from fedloom.core.task import Classes, Number, Task
 from fedloom.engines._vmap_network import NotBatchable, PaddedBatches, Uneven, VmapNetwork
 
 
@@ -124,6 +124,15 @@ def _differing(objects: Sequence[Any], device: torch.device) -> dict[str, Tensor
     }
 
 
+def _task(tasks: Sequence[Task], me: Tensor) -> Task:
+    """The task of all parties, with each one's own weights of classes."""
+    weights = [task.weights for task in tasks if isinstance(task, Classes)]
+    if all(w is None for w in weights):
+        return tasks[0]
+    ones = torch.ones(tasks[0].width, device=me.device)
+    return Classes(tasks[0].width, _at(torch.stack([ones if w is None else w for w in weights]), me))
+
+
 class SameContent:
     """Whether two tensors have the same content, remembered: runs read the same data set into several pools."""
 
@@ -169,7 +178,7 @@ class VmapContext:
             if len({getattr(s, name) for s in contexts}) == 1:
                 setattr(self, name, getattr(contexts[0], name))
         if len({(s.classes, s.target is None) for s in contexts}) == 1:  # no loss depends on the scale of a number
-            self.task, self.target = contexts[0].task, contexts[0].target
+            self.task, self.target = _task([s.task for s in contexts], me), contexts[0].target
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
         """See `ClientContext.batches`."""

@@ -12,7 +12,7 @@ from fedloom.core._layout import Field, lent, places, unflatten
 from fedloom.core.context import Batches
 from fedloom.core.errors import FedloomError
 from fedloom.core.network import Graded, Loss, Network, Only, Product, chunked, copy_state, of_the_batch
-from fedloom.core.optim import Optimizer
+from fedloom.core.optim import Optimizer, clipped
 
 
 class NotBatchable(FedloomError):
@@ -228,7 +228,7 @@ class VmapNetwork:
     def _step(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self._own()
         rates = self._optimizer.tick(self._counters)
-        for name, g in gradients.items():
+        for name, g in zip(gradients, clipped([*gradients.values()], self._optimizer.clip), strict=True):
             w, moving = self._params[name], self._moving[name]
             _Move.apply(self._optimizer, w, g, moving, rates)  # type: ignore[no-untyped-call]
         for name, b in self._buffers.items():

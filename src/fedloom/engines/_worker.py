@@ -83,7 +83,9 @@ class _Worker:
         if order["refs"][-1]:
             refs = json.loads(self._bytes(*order["refs"]))
             each |= {name: _refs(held) for name, held in refs.items()}
-        task = Task(party.context.id, head["method"], head["shared"], each, order["fault"], order["seed"])
+        task = Task(
+            party.context.id, head["method"], head["shared"], each, order["fault"], order["seed"], order["round"]
+        )
         try:
             reply = run_task(party, task, arguments(task, lambda ref: self._read(*ref.held)))
         except MethodError as error:

@@ -182,6 +182,8 @@ class Batcher:
         method = tasks[0].method
         parties = [self._parties[task.party] for task in tasks]
         one_call = len({id(task.shared) for task in tasks}) == 1
+        for party, task in zip(parties, tasks, strict=True):
+            party.at_round(task.round)
         try:
             replies = run_vmapped(
                 group.memory,

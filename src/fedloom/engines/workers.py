@@ -159,6 +159,7 @@ class WorkersEngine(Engine):
             "party": task.party,
             "fault": task.fault,
             "seed": task.seed,
+            "round": task.round,
             "head": heads[key],
             "each": positions[0],
             "own": positions[1],

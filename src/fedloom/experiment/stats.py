@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedloom.core.aggregate import MEAN
+from fedloom.core.cards import html_card, latex_table
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
@@ -48,13 +49,50 @@ class Stats:
     notes: tuple[str, ...] = ()
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The first table, one row for each column; counts below the limit are text, such as "< 5"."""
+        """The first table, one row for each column; counts below the limit are text, such as "< 5".
+
+        Example:
+            >>> found.to_frame()["Column"].tolist()  # of the example of `stats`
+            ['age']
+        """
         import pandas
 
         return pandas.DataFrame(list(self.tables[0].rows), columns=list(self.tables[0].columns))
 
+    def to_latex(self) -> str:
+        """The tables as LaTeX (package booktabs), one after the other.
+
+        Example:
+            >>> found.to_latex().count("tabular")
+            4
+        """
+        return "\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+
+    def _repr_html_(self) -> str:
+        head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"
+        numbers, *others = self.tables
+        cards = [html_card(head, list(self.notes), numbers.columns, _cells(numbers))]
+        return "".join([*cards, *(html_card(t.title, [], t.columns, _cells(t)) for t in others)])
+
     def __repr__(self) -> str:
         return "\n".join(f"{row}" for table in self.tables for row in (table.columns, *table.rows))
+
+
+def _counted(table: LearnedTable) -> list[list[Any]]:
+    """The rows, in which counts are whole numbers."""
+    counts = [column in ("Rows", "Missing") for column in table.columns]
+    return [
+        [int(c) if count and isinstance(c, float) else c for c, count in zip(row, counts, strict=True)]
+        for row in table.rows
+    ]
+
+
+def _cells(table: LearnedTable) -> list[list[str]]:
+    """The rows as text: counts in full, other numbers with four digits."""
+    return [
+        [f"{c:,}" if isinstance(c, int) else f"{c:.4g}" if isinstance(c, float) else str(c or "") for c in row]
+        for row in _counted(table)
+    ]
 
 
 def stats(
@@ -78,6 +116,14 @@ def stats(
         data: a file, a folder, a frame or arrays, understood as by `fedloom data`.
         label, group, id, drop, keep, task, missing_words, decimal: see `fedloom.data.own.read_data`.
         min_cell: the smallest count that is shown.
+
+    Example:
+        >>> ages = {"age": [31, 45, 62, 58, 40, 37] * 5, "ill": ["no", "yes", "yes"] * 10, "site": ["a", "b", "c"] * 10}
+        >>> found = stats(ages, label="ill", group="site")
+        >>> found.owners
+        ('a', 'b', 'c')
+        >>> found.to_frame()[["Column", "Mean"]].values.tolist()
+        [['age', 45.5]]
 
     Raises:
         DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.

@@ -12,6 +12,14 @@ consistency check (Figure 4), among parties that can check each other's signatur
 
 The coordinator needs `threshold(n)` parties to the end. Up to n - threshold(n) may be lost at any step.
 
+A sum that counts only if all n parties are in it needs no shares, since nobody's masks ever have to be replaced:
+
+    keys     as above
+    list     i gets the list L of all keys, and checks it
+    mask     i sends y_i = x_i + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)   modulo 2^64
+
+The sum of all y_i is that of all x_i. If one is missing, its pairwise masks hide the rest, and no secret is opened.
+
 Guarantees: for each j either b_j or j's mask key becomes known, never both, so a y that is late stays sealed. Honest
 parties sign one U; since more than two thirds sign, a coordinator that shows two sets U to two groups finds too few
 signatures for one of them, unless more than a third of the parties help it, or more than the `colluders` that the
@@ -91,6 +99,7 @@ class SumMember:
         self._shares: dict[str, tuple[int, int]] = {}
         self._agreed, self._asked = b"", b""
         self._step = 0
+        self._whole = False
 
     def keys(self) -> Keys:
         """Fresh public keys, signed."""
@@ -106,6 +115,30 @@ class SumMember:
                 signed by its owner.
         """
         self._next(2)
+        self._check(listed)
+        n, places = len(listed), _places(listed)
+        parts = [shamir(secret, n, self._least) for secret in (self._own, self._mask_key.private_bytes_raw())]
+        at = places[self.name] - 1
+        self._shares[self.name] = parts[0][at], parts[1][at]
+        sealed = {}
+        for name, place in places.items():
+            if name != self.name:
+                plain = b"".join(part[place - 1].to_bytes(SHARE, "big") for part in parts)
+                key = self._seal_with(name, self.name, name)
+                sealed[name] = AESGCM(key).encrypt(_NONCE, plain, self._sum)
+        return sealed
+
+    def list_all(self, listed: Mapping[str, Keys]) -> None:
+        """Take the list of a sum that all its parties must be in, so that there are no shares.
+
+        Raises:
+            MessageError: as in `shares`.
+        """
+        self._next(2)
+        self._check(listed)
+        self._whole = True
+
+    def _check(self, listed: Mapping[str, Keys]) -> None:
         mine = (self._mask_key.public_key().public_bytes_raw(), self._seal_key.public_key().public_bytes_raw())
         own = listed.get(self.name)
         if own is None or (own.mask, own.seal) != mine:
@@ -118,18 +151,9 @@ class SumMember:
         for name, keys in listed.items():
             if not self._verify(name, _keys_text(self._sum, name, keys.mask, keys.seal), keys.signature):
                 raise MessageError(f"the keys of {name!a} are not signed by it")
+        if threshold(len(listed), self._colluders) > len(listed):
+            raise MessageError(f"{len(listed)} parties are too few for a secure sum with {self._colluders} colluders")
         self._listed = dict(listed)
-        n, places = len(listed), _places(listed)
-        parts = [shamir(secret, n, self._least) for secret in (self._own, self._mask_key.private_bytes_raw())]
-        at = places[self.name] - 1
-        self._shares[self.name] = parts[0][at], parts[1][at]
-        sealed = {}
-        for name, place in places.items():
-            if name != self.name:
-                plain = b"".join(part[place - 1].to_bytes(SHARE, "big") for part in parts)
-                key = self._seal_with(name, self.name, name)
-                sealed[name] = AESGCM(key).encrypt(_NONCE, plain, self._sum)
-        return sealed
 
     @property
     def _least(self) -> int:
@@ -153,6 +177,8 @@ class SumMember:
             MessageError: too few others take part, or a share was altered.
         """
         self._next(3)
+        if self._whole:
+            raise MessageError("a sum of all parties has no shares")
         if self.name in sealed or not sealed.keys() <= self._listed.keys():
             raise MessageError("shares must come from other parties of the list")
         if len(sealed) + 1 < self._least:
@@ -164,11 +190,30 @@ class SumMember:
                 raise MessageError(f"the share of {name!a} was altered") from None
             self._shares[name] = int.from_bytes(plain[:SHARE], "big"), int.from_bytes(plain[SHARE:], "big")
         self._asked = asked
-        y: np.ndarray = x + keystream(self._own, len(x))
-        for name in sealed:
-            pairwise = keystream(_pair_seed(self._mask_key, self._listed[name].mask, self._sum, asked), len(x))
-            y = y + pairwise if name > self.name else y - pairwise
+        y: np.ndarray = x + keystream(self._own, len(x)) + self._pairwise(sealed, b"mask", len(x), asked)
         return y
+
+    def mask_all(self, x: np.ndarray, asked: bytes) -> np.ndarray:
+        """The masked vector y (d,) uint64 of x (d,) uint64 in a sum of all parties of the list: the last step.
+
+        Args:
+            x: this party's vector.
+            asked: the `question` that x answers.
+        """
+        self._next(3)
+        if not self._whole:
+            raise MessageError("this sum has shares: its parties may be lost")
+        self._step = 5
+        y: np.ndarray = x + self._pairwise(self._listed.keys() - {self.name}, b"mask of all", len(x), asked)
+        return y
+
+    def _pairwise(self, others: Collection[str], purpose: bytes, d: int, asked: bytes) -> np.ndarray:
+        """The masks (d,) that cancel those of the others."""
+        total = np.zeros(d, np.uint64)
+        for name in others:
+            pairwise = keystream(_pair_seed(self._mask_key, self._listed[name].mask, self._sum, asked, purpose), d)
+            total = total + pairwise if name > self.name else total - pairwise
+        return total
 
     def agree(self, arrived: Collection[str]) -> bytes:
         """The signature of the set U of those whose masked vector arrived.
@@ -313,8 +358,8 @@ def _lagrange(xs: Sequence[int]) -> list[int]:
     return weights
 
 
-def _pair_seed(key: X25519PrivateKey, other: bytes, sum_name: bytes, asked: bytes) -> bytes:
-    return _derived(key, other, b"mask", sum_name, asked)
+def _pair_seed(key: X25519PrivateKey, other: bytes, sum_name: bytes, asked: bytes, purpose: bytes = b"mask") -> bytes:
+    return _derived(key, other, purpose, sum_name, asked)
 
 
 def _derived(key: X25519PrivateKey, other: bytes, purpose: bytes, sum_name: bytes, more: bytes) -> bytes:

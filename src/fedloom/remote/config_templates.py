@@ -52,6 +52,8 @@ dataset = "digits"
 # label = "outcome"  # that runs may use
 # classes = ["well", "ill"]  # its words
 # categories.ward = ["north", "south", "?"]  # the words of each column that is a category; ? is a missing one
+# encode.notes = "text"  # columns of texts or dates
+# lacks = ["thal"]  # columns that this file does not have, and that a run may take as missing here
 # score = false  # whether models may be scored on held-out rows of this file
 """)
 _FEDERATION_TOML = Template("""\

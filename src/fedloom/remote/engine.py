@@ -116,7 +116,7 @@ class NetEngine(Engine):
         return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in replies]
 
     def _sum(
-        self, tasks: Sequence[Task], expect: Template, weight: str | None
+        self, tasks: Sequence[Task], expect: Template, weight: str | None, whole: bool
     ) -> tuple[np.ndarray | None, list[Failure | None]]:
         by_name = {self._sessions[task.party].name: task for task in tasks if task.party in self._sessions}
         if len(by_name) < len(tasks):
@@ -135,7 +135,7 @@ class NetEngine(Engine):
             context = f"{self._common.run}/{self._common.start}/{self._terms}"
             call = tasks[0].round, tasks[0].method
             d = size(expect, weight)
-            return await secure_sum(sessions, run_masked, context, weight, d, asked, call, self._colluders)
+            return await secure_sum(sessions, run_masked, context, weight, d, asked, call, self._colluders, whole)
 
         def asked(names: Sequence[str], past: str) -> bytes:
             first, arguments = tasks[0], message.decode(shared)

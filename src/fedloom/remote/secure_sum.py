@@ -36,6 +36,7 @@ async def secure_sum(
     asked: Callable[[Sequence[str], str], bytes],
     call: tuple[int, str],
     colluders: int = 0,
+    whole: bool = False,
 ) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
     """Take all steps of a sum.
 
@@ -48,6 +49,7 @@ async def secure_sum(
         asked: the `question` of the sum, from the names in its list and the past of most nodes.
         call: the round and the method.
         colluders: see `threshold`.
+        whole: whether there is no sum unless all nodes are in it; there are then no shares.
 
     Returns:
         The sum (d,) uint64, or None if too few nodes stayed; each node's notes; and the nodes whose reply is not part
@@ -91,6 +93,32 @@ async def secure_sum(
         )
     listed = [part for parts in shown.values() for part in parts]
 
+    def arrived_of(results: Mapping[str, TaskResults]) -> dict[str, np.ndarray]:
+        vectors: dict[str, np.ndarray] = {}
+        for one, result in results.items():
+            reply = result.results[0]
+            if isinstance(reply, Failure):
+                lost[one] = reply
+            elif not _fits(reply, Shape("int64", d)):
+                lost[one] = Failure("wrong shape")
+            else:
+                vectors[one] = reply.numpy().view(np.uint64)
+        return vectors
+
+    async def masked_of_all(session: NodeSession) -> TaskResults:
+        return await run_masked(session, {"sum": name, "weight": weight or ""})
+
+    async def list_all(session: NodeSession) -> None:
+        await session.sum_step(name, "list", call, [*shown], listed)
+
+    if whole:
+        if len(shown) == len(sessions):
+            await each([*shown], list_all)
+        results = {} if lost else await each([*shown], masked_of_all)
+        vectors = arrived_of(results)
+        total = None if lost else np.add.reduce([*vectors.values()], dtype=np.uint64)
+        return total, {one: result.notes for one, result in results.items()}, lost
+
     async def shares(session: NodeSession) -> dict[str, bytes]:
         names, boxes = await session.sum_step(name, "shares", call, [*shown], listed)
         if {*names} != shown.keys() - {session.name} or len(names) != len(boxes):
@@ -102,19 +130,11 @@ async def secure_sum(
     async def masked(session: NodeSession) -> TaskResults:
         others = [other for other in sealed if other != session.name]
         await session.sum_step(name, "deliver", call, others, [sealed[other][session.name] for other in others])
-        return await run_masked(session, {"sum": name, "weight": weight or ""})
+        return await masked_of_all(session)
 
     results = await each([*sealed], masked)
     notes = {one: result.notes for one, result in results.items()}
-    vectors: dict[str, np.ndarray] = {}
-    for one, result in results.items():
-        reply = result.results[0]
-        if isinstance(reply, Failure):
-            lost[one] = reply
-        elif not _fits(reply, Shape("int64", d)):
-            lost[one] = Failure("wrong shape")
-        else:
-            vectors[one] = reply.numpy().view(np.uint64)
+    vectors = arrived_of(results)
     arrived = sorted(vectors)
 
     async def agree(session: NodeSession) -> bytes:

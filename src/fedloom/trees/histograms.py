@@ -46,6 +46,27 @@ def untwined(words: np.ndarray, n: int) -> np.ndarray:
     return np.stack([words - second >> 32, second], axis=1).ravel()[:n]
 
 
+def bundled(counts: np.ndarray, most: int) -> np.ndarray:
+    """Counts (n,) as words int64 of as many counts as fit, whose sums over owners are at most `most`."""
+    bits = max(most.bit_length(), 1)
+    each = np.zeros((bundles(len(counts), most), 63 // bits), np.int64)
+    each.ravel()[: len(counts)] = counts
+    words: np.ndarray = (each << bits * np.arange(each.shape[1])).sum(1)
+    return words
+
+
+def bundles(n: int, most: int) -> int:
+    """The words of n counts: see `bundled`."""
+    return -(-n // (63 // max(most.bit_length(), 1)))
+
+
+def unbundled(words: np.ndarray, n: int, most: int) -> np.ndarray:
+    """The n sums (n,) int64 of counts in sums of `bundled` words."""
+    bits = max(most.bit_length(), 1)
+    each: np.ndarray = words[:, None] >> bits * np.arange(63 // bits) & ((1 << bits) - 1)
+    return each.ravel()[:n]
+
+
 def cells_of(bins: np.ndarray, layout: Bins) -> np.ndarray:
     """The cell (n, F) of each value from its bin (n, F): `Bins.starts` and the bin."""
     kind = np.uint16 if layout.cells <= 2**16 else np.int32

@@ -11,9 +11,11 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import Fill
 from fedloom.data.encoder import OneHot, RawNumber
 from fedloom.data.grammar import MISSING_WORDS, Decimal
-from fedloom.data.options import DataOptions, Missing, Task
+from fedloom.data.options import DataOptions, Encoding, Missing, MissingColumns, Task
+from fedloom.data.options import Kind as ColumnKind
 from fedloom.data.schema import DataSchema
 from fedloom.data.sources import is_path
+from fedloom.data.text_and_dates import DateParts, HashedText
 from fedloom.experiment.config.section import Section
 
 PARTITION_SETTINGS = ("root", "partition", "options", "own_test_rows", "validation")
@@ -32,6 +34,22 @@ class ColumnConfig(Section):
     """Its name in the header of each party's file."""
     categories: tuple[str, ...] = ()
     """All values of a categorical column; "?" is a missing value. Empty for a numeric column."""
+    encode: Encoding | None = None
+    """"text" or "date" for a column of texts or dates, which a fixed encoder reads; None for others."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "ColumnConfig":
+        if self.categories and self.encode:
+            raise ValueError(f"column {self.name!r} has categories and encode: leave one out")
+        return self
+
+    def rule(self, gaps: bool, indicator: bool) -> RawNumber | OneHot | HashedText | DateParts:
+        """How its values become numbers."""
+        if self.encode == "text":
+            return HashedText(self.name)
+        if self.encode == "date":
+            return DateParts(self.name, gaps=gaps, indicator=indicator)
+        return OneHot(self.name, self.categories) if self.categories else RawNumber(self.name, gaps, indicator)
 
 
 class SchemaConfig(Section):
@@ -43,11 +61,12 @@ class SchemaConfig(Section):
     kind: Literal["table", "image"] = "table"
     """Rows of a table, or images."""
     columns: tuple[ColumnConfig, ...] = ()
-    """The input columns in order: names of numeric columns, or tables of `name` and `categories` (table)."""
+    """The input columns in order: names of numeric columns, or tables of `name` and `categories`, or of `name` and
+    `encode` (table)."""
     scale: dict[str, tuple[float, float]] | None = None
-    """Mean and s.d. of every numeric column, agreed beforehand: rows are scaled by them and cut off at 5 s.d., and a
-    missing number is the mean. Differential privacy needs it, or public rows: one row moves the mean of a party's own
-    (table)."""
+    """Mean and s.d. of every numeric column, and of the years of every column of dates (2021.5 is July 2021), agreed
+    beforehand: rows are scaled by them and cut off at 5 s.d., and a missing number is the mean. Differential privacy
+    needs it, or public rows: one row moves the mean of a party's own (table)."""
     label: str = "label"
     """Name of the label column (table)."""
     classes: tuple[str, ...] = ()
@@ -82,27 +101,26 @@ class SchemaConfig(Section):
             raise ValueError("kind image needs classes: numbers of pictures are for data sets on one machine")
         if self.kind == "table" and (not names or self.label in names or self.shape is not None):
             raise ValueError("kind table needs columns, which must not include the label, and no shape")
-        numeric = {column.name for column in self.columns if not column.categories}
+        numeric = {column.name for column in self.columns if not column.categories and column.encode != "text"}
         if self.scale is not None and (
             self.scale.keys() != numeric
             or not all(math.isfinite(mean) and 0 < sd < 1e30 for mean, sd in self.scale.values())
         ):
             raise ValueError(
-                "scale gives the mean and s.d. of each numeric column and of no other, such as { age = [50, 20] }"
+                "scale gives the mean and s.d. of each column of numbers or dates and of no other, such as "
+                "{ age = [50, 20], visited = [2021.5, 2] }"
             )
         if self.kind == "image" and (names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1):
             raise ValueError("kind image needs a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
         return self
 
-    def build(self, missing: Missing = "refuse") -> DataSchema:
-        """The schema for reading rows, with `data.missing`."""
+    def build(self, missing: Missing = "refuse", missing_columns: MissingColumns = "refuse") -> DataSchema:
+        """The schema for reading rows, with `data.missing` and `data.missing_columns`."""
         gaps, indicator = missing != "refuse", missing == "indicator"
-        columns = tuple(
-            OneHot(c.name, c.categories) if c.categories else RawNumber(c.name, gaps, indicator) for c in self.columns
-        )
+        columns = tuple(column.rule(gaps, indicator) for column in self.columns)
         fill: Fill = "most-frequent" if missing == "most-frequent" else "median" if gaps else ""
         return DataSchema(self.kind, self.classes, self.label, columns, self.shape or (), fill, self.scale,
-                          self.label_scale or (0.0, 1.0))  # fmt: skip
+                          self.label_scale or (0.0, 1.0), missing_columns == "allow")  # fmt: skip
 
 
 class DataConfig(Section):
@@ -146,7 +164,13 @@ class DataConfig(Section):
     """Columns of a file that are no features; "*" stands for any text."""
     keep: tuple[str, ...] = ()
     """The only columns of a file that are features; empty for all. A column named in full is kept even if it looks like
-    an identifier, and hashed if it is free text."""
+    an identifier."""
+    encode: dict[str, ColumnKind] = Field(default_factory=dict)
+    """Columns of a file whose kind is not guessed: "number", "category", "text" or "date". Texts are hashed, dates
+    become years and points of circles, by encoders that no data decides."""
+    missing_columns: MissingColumns = "refuse"
+    """Whether owners may have different columns. "allow": what an owner lacks is missing there, and `missing` is
+    "indicator" if it is not set."""
     missing: Missing = "refuse"
     """The replacement of a missing number in a file: none, so that it is refused; the median; the most frequent one; or
     the median and a column that marks it. It is fitted on public rows, or on each owner's own training rows."""
@@ -178,6 +202,8 @@ class DataConfig(Section):
             values["test_fraction"] = values.pop("test")
         if isinstance(values.get("unseen"), str):
             values["unseen"] = [values["unseen"]]
+        if values.get("missing_columns") == "allow":
+            values.setdefault("missing", "indicator")
         if "partition" not in values and not values.get("options") and values.get("row_schema") is None:
             if values.get("group"):
                 values["partition"] = "natural"
@@ -213,14 +239,24 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_columns(self) -> "DataConfig":
+        if self.missing_columns == "allow" and self.missing == "refuse":
+            raise ValueError(
+                'missing_columns = "allow" makes missing values: set missing to "indicator", or leave it out'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_private(self) -> "DataConfig":
         defaults = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
         unused = [name for name in PARTITION_SETTINGS if getattr(self, name) != defaults[name]]
         if self.own and unused:
             raise ValueError(f"{unused[0]} does not apply with row_schema, as nothing is partitioned: leave it out")
-        given = [name for name in ("label", "group", "id", "drop", "keep", "test") if getattr(self, name)]
+        given = [name for name in ("label", "group", "id", "drop", "keep", "encode", "test") if getattr(self, name)]
         if self.own and given:
-            where = "row_schema names it" if given[0] == "label" else "each node's owner sets it in node.toml"
+            where = (
+                "row_schema names it" if given[0] in ("label", "encode") else "each node's owner sets it in node.toml"
+            )
             raise ValueError(f"{given[0]} does not apply with row_schema: leave it out, as {where}")
         if self.own and self.server_rows not in (None, 0, "auto"):
             raise ValueError(
@@ -243,7 +279,7 @@ class DataConfig(Section):
         names = self.unseen if isinstance(self.unseen, tuple) and not is_object(self.name) else ()
         return DataOptions(
             self.label, self.group, self.id, self.drop, self.keep, self.missing, self.test, names, self.task,
-            self.missing_words, self.decimal,
+            self.missing_words, self.decimal, self.encode, self.missing_columns,
         )  # fmt: skip
 
     @property

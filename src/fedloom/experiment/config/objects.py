@@ -23,12 +23,12 @@ from fedloom import methods
 from fedloom.core.errors import DataError, ModelError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
-from fedloom.data.columns import RawColumn, columns_of, joined
+from fedloom.data.columns import RawColumn, columns_of, joined, stacked
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
 from fedloom.data.grammar import MISSING_WORDS, Grammar
 from fedloom.data.own import read_data
-from fedloom.data.roles import MOST_NUMBERS
+from fedloom.data.roles import ALLOW, MOST_NUMBERS
 from fedloom.data.split import rows_hash
 from fedloom.data.tables import codes_of, numbers_of
 from fedloom.experiment.config.data import DataConfig
@@ -70,7 +70,8 @@ def data_settings(
             train or test, or names of owners.
         label: the label column of a frame.
         group: (n,) the owner of each row of arrays, or the column of a frame: each owner is a client.
-        columns: for a frame: `id`, `drop`, `keep`, `missing`, `task`, `missing_words`, `decimal`, and `unseen` with
+        columns: for a frame: `id`, `drop`, `keep`, `missing`, `task`, `missing_words`, `decimal`, `encode`,
+            `missing_columns`, and `unseen` with
             names of owners, see `read_data`; for arrays `task`.
 
     Raises:
@@ -143,9 +144,9 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
     tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
     names = [*tables[0]]
     for table in tables:
-        if [*table] != names:
-            raise DataError(f"all frames must have the columns {names}, but one has {[*table]}.")
-    columns = {name: joined([table[name] for table in tables]) for name in names}
+        if [*table] != names and options.get("missing_columns") != "allow":
+            raise DataError(f"all frames must have the columns {names}, but one has {[*table]}. {ALLOW}.")
+    columns = stacked(tables)
     if isinstance(data, list):
         group = "client"
         owners = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts])

@@ -16,6 +16,7 @@ from fedloom.core.rng import stream
 from fedloom.core.task import TaskKind, refusal
 from fedloom.experiment.config.aggregate import AggregateConfig, check_aggregate
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.config.local import LocalConfig, check_local
 from fedloom.experiment.config.overrides import ALTERNATIVE
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.section import Section, validated
@@ -148,7 +149,13 @@ class EvaluateConfig(Section):
 
 
 class RunConfig(Section):
-    """One run of one method with one seed."""
+    """One run of one method with one seed.
+
+    Example:
+        >>> config = RunConfig(method="fedavg", rounds=3)
+        >>> config.label, config.resolve()[2]
+        ('fedavg', 3)
+    """
 
     name: str = ""
     """Name of the run and its folder, without / and \\; "" for the method's name."""
@@ -170,6 +177,7 @@ class RunConfig(Section):
     pretrained: PretrainedConfig = PretrainedConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
+    local: LocalConfig = LocalConfig()
     aggregate: AggregateConfig = AggregateConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -228,6 +236,7 @@ class RunConfig(Section):
             )
         others = self.aggregate.secure and method.setting == "vertical"  # the active party's own columns take no part
         check_aggregate(self.aggregate, method, cfg, cfg.participants(self.data.training) - others)
+        check_local(self.local, method, cfg, self.params, pool)
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
@@ -291,7 +300,12 @@ class CompareConfig(Section):
 
 
 class Experiment(Section):
-    """The content of a file: a run or a comparison."""
+    """The content of a file: a run or a comparison.
+
+    Example:
+        >>> [run.seed for run in Experiment(compare={"methods": ["fedavg"], "seeds": [0, 1]}).runs()]
+        [0, 1]
+    """
 
     title: str = ""
     """Title of the report."""

@@ -72,6 +72,11 @@ def target_of(dataset: DatasetLike, variance: bool = False) -> Number | None:
     return None if dataset.classes else Number(*dataset.target, variance)
 
 
+def task_of(dataset: DatasetLike, variance: bool = False) -> Task:
+    """What a data set's label is: classes, or a number with its scale. Raises ConfigError: see `target_of`."""
+    return target_of(dataset, variance) or Classes(len(dataset.classes))
+
+
 def training_labels(dataset: Dataset) -> np.ndarray:
     """(n,) int64 classes, or float32 standardized numbers."""
     target = target_of(dataset)

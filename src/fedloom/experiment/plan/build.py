@@ -63,13 +63,15 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         if own and files is None:
             raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
     files = files or PrivateData()
-    plan = with_aggregator(with_secret(planner.build(run, method, cfg, rounds, files), secret))
+    plan = with_local(with_aggregator(with_secret(planner.build(run, method, cfg, rounds, files), secret)))
     plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
     data = plan.data.dataset
     own_model = (
         None
         if data is None
-        else server_pretrained(pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device)
+        else server_pretrained(
+            pretrained_of(run, data.kind), data, plan.data.server_rows, run.engine.device, run.models.variance
+        )
     )
     warn_of_refits(plan)
     check_feature_dims(plan)
@@ -113,6 +115,21 @@ def with_aggregator(plan: RunPlan) -> RunPlan:
     how = plan.run.aggregate.aggregator()
     contexts = [replace(context, aggregator=how) for context in plan.contexts]
     return replace(plan, server_context=replace(plan.server_context, aggregator=how), contexts=contexts)
+
+
+def with_local(plan: RunPlan) -> RunPlan:
+    """The plan in which all parties know how to train: the clients, and the active party, which has the labels.
+
+    Raises:
+        ConfigError: the label does not have the classes of `local.class_weights`.
+    """
+    if not plan.run.local.given:
+        return plan
+    how = plan.run.local.training(plan.rounds, plan.data.classes if plan.data.task.kind == "classes" else ())
+    contexts = [replace(context, local=how) for context in plan.contexts]
+    active = plan.method.setting == "vertical"
+    server = replace(plan.server_context, local=how) if active else plan.server_context
+    return replace(plan, server_context=server, contexts=contexts)
 
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:

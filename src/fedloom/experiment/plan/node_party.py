@@ -15,7 +15,7 @@ from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import EngineConfig, RunConfig
-from fedloom.experiment.plan.build import pretrained_of, resolve, with_aggregator, with_secret
+from fedloom.experiment.plan.build import pretrained_of, resolve, with_aggregator, with_local, with_secret
 from fedloom.experiment.plan.pretrained import architecture, named
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -74,11 +74,11 @@ def build_party(
         raise ConfigError(f"there is no party {number}; valid numbers are 0–{run.data.clients - 1}")
     here = run.model_copy(update={"engine": EngineConfig(device=device)})
     plan = with_secret(planner.build(here, method, cfg, rounds, files or PrivateData(), at=number), secret)
-    plan = with_aggregator(plan)
+    plan = with_local(with_aggregator(plan))
     if number in plan.colocated:
         raise ConfigError(f"party {number} runs beside the server, not at a node")
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
-        encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
+        encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset, run.models.variance)
         plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
     context = plan.contexts[number]
     plan.contexts[number] = replace(context, privacy_budget=privacy_budget, min_class_rows=min_class_rows)

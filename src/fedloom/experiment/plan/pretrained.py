@@ -15,9 +15,11 @@ from fedloom import models
 from fedloom.core.errors import ConfigError, warn_once
 from fedloom.core.objects import is_object
 from fedloom.core.rng import stream
+from fedloom.core.task import Classes, Number, Task
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment.config.pretrained import AUTO, TRAINING, PretrainedConfig
 from fedloom.experiment.plan import weights
+from fedloom.experiment.plan.assignment import task_of
 from fedloom.experiment.plan.pretraining import Training, trained_file
 from fedloom.models import external
 from fedloom.models.parts import Norm
@@ -44,21 +46,21 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a network in a run: shape of a row, number of classes, and standardization."""
+    """The inputs and outputs of a network in a run: shape of a row, what is predicted, and standardization."""
 
     shape: tuple[int, ...]
-    classes: int
+    task: Task
     level: Level
 
     @classmethod
-    def of(cls, dataset: DatasetLike) -> "_Inputs":
-        """The inputs of a data set."""
+    def of(cls, dataset: DatasetLike, variance: bool) -> "_Inputs":
+        """Those of a data set; `variance`: whether networks predict the variance of a number."""
         level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
-        return cls(dataset.input_shape, len(dataset.classes), level)
+        return cls(dataset.input_shape, task_of(dataset, variance), level)
 
     def bare(self, model: str, norm: Norm | None, seed: int) -> nn.Module:
         """A network without rescaling of inputs."""
-        return models.build(model, self.shape, self.classes, norm=norm, seed=seed)
+        return models.build(model, self.shape, self.task.width, norm=norm, seed=seed)
 
     def leveled(self, net: nn.Module, wanted: Level) -> nn.Module:
         """The network, rescaling these inputs to the standardization it was trained with."""
@@ -80,7 +82,9 @@ class _Inputs:
         return self.fill(file, weights.read_card(file), training.model, training.norm)
 
 
-def server_pretrained(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
+def server_pretrained(
+    cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str, variance: bool = False
+) -> Pretrained | None:
     """The server's pretrained model, if any: checked, but loaded or trained only on use.
 
     Args:
@@ -88,45 +92,48 @@ def server_pretrained(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndar
         dataset: of the run, or its schema.
         rows: (n,) indices of the server's rows.
         device: for training.
+        variance: whether networks predict the variance of a number.
 
     Raises:
-        ConfigError: the file's model was trained on other rows of this data set, or on other inputs or classes.
+        ConfigError: the file's model was trained on other rows of this data set, on other inputs, or for another label.
         CheckpointError: the file is missing or invalid.
         ModelError: the network is unknown, or does not fit the rows.
     """
-    inputs = _Inputs.of(dataset)
+    inputs = _Inputs.of(dataset, variance)
     if cfg.file is not None:
         return _from_file(cfg, Path(cfg.file), dataset, rows, inputs)
     if cfg.model is None:
         return None
-    encoder = architecture(cfg, dataset)
+    encoder = architecture(cfg, dataset, variance)
     if cfg.to_train:
         assert isinstance(dataset, Dataset)  # its server has rows
-        training = training_of(cfg, dataset, rows, device)
+        training = training_of(cfg, dataset, rows, device, variance)
         encoder()  # raises ModelError if it does not fit
         return Pretrained(partial(inputs.train, training), encoder, training.key)
     warn_once(f"pretrained: the training data of {cfg.model} are unknown: they may include client or test rows")
     if is_object(cfg.model):
         return Pretrained(encoder, encoder, hashlib.sha256(cfg.model.encode()).hexdigest())
-    foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level)
+    foreign = partial(external.build, cfg.model, inputs.shape, inputs.task.width, *inputs.level)
     folder = Path(cfg.model.removeprefix("hf:"))
     held = weights.folder_digest(folder) if cfg.model.startswith("hf:") and folder.is_dir() else ""
     return Pretrained(foreign, encoder, hashlib.sha256(f"{cfg.model}{held}".encode()).hexdigest())
 
 
-def training_of(cfg: PretrainedConfig, dataset: Dataset, rows: np.ndarray, device: str) -> Training:
+def training_of(
+    cfg: PretrainedConfig, dataset: Dataset, rows: np.ndarray, device: str, variance: bool = False
+) -> Training:
     """The training of the section's model on the server's rows (n,) of a data set."""
     assert cfg.model not in (AUTO, None)
     settings = {name: getattr(cfg, name) for name in TRAINING}
-    return Training(dataset, rows, cfg.model, cfg.norm, **settings, device=device)
+    return Training(dataset, rows, cfg.model, cfg.norm, **settings, device=device, variance=variance)
 
 
-def architecture(cfg: PretrainedConfig, dataset: DatasetLike) -> Callable[[], nn.Module]:
+def architecture(cfg: PretrainedConfig, dataset: DatasetLike, variance: bool = False) -> Callable[[], nn.Module]:
     """A function that builds the section's network with fixed initial weights; reads no file and trains nothing."""
-    inputs = _Inputs.of(dataset)
+    inputs = _Inputs.of(dataset, variance)
     assert cfg.model not in (AUTO, None)
     if external.is_external(cfg.model):
-        return partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level, seed=SEED)
+        return partial(external.build, cfg.model, inputs.shape, inputs.task.width, *inputs.level, seed=SEED)
     return partial(inputs.build, cfg.model, cfg.norm, inputs.level)
 
 
@@ -166,7 +173,7 @@ def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
     card = None if cfg.file is None else weights.read_card(Path(cfg.file))
     if card is None:
         return PretrainedConfig(model=cfg.model, norm=cfg.norm)
-    if (card.shift, card.scale) != _Inputs.of(dataset).level:
+    if (card.shift, card.scale) != _Inputs.of(dataset, False).level:
         raise ConfigError(
             f"pretrained.file: {cfg.file} was trained with another standardization of {card.dataset}, which nodes do "
             "not have: pretrain a model with this config"
@@ -183,11 +190,18 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
                 f"pretrained.{setting}: {file} was made with {'none' if own is None else own}, not {named}: leave the "
                 "setting out, or pretrain a new model"
             )
-    if (card.shape, card.classes) != (inputs.shape, inputs.classes):
+    made = Classes(card.classes) if card.target is None else Number(*card.target, card.variance)
+    if (card.shape, made) != (inputs.shape, inputs.task):
         raise ConfigError(
-            f"pretrained.file: {file} is for inputs of shape {card.shape} and {card.classes} classes ({card.dataset}), "
-            f"not {inputs.shape} and {inputs.classes}; pretrain one on this data set"
+            f"pretrained.file: {file} is for inputs of shape {card.shape} and {_said(made)} ({card.dataset}), "
+            f"not {inputs.shape} and {_said(inputs.task)}; pretrain one on this data set"
         )
+
+
+def _said(task: Task) -> str:
+    if task.kind == "classes":
+        return f"{task.width} classes"
+    return f"a number of mean {task.shift:g} and s.d. {task.scale:g}{' with its variance' if task.variance else ''}"
 
 
 def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.ndarray) -> None:

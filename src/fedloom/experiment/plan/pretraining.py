@@ -30,20 +30,21 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.context import epoch_plan
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError, ModelError, StateError
+from fedloom.core.local import falling
 from fedloom.core.message import Limits
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD
 from fedloom.core.paths import cache_folder, callable_at, locked, write_atomically
 from fedloom.core.rng import stream
+from fedloom.core.task import Task
 from fedloom.data.dataset import Dataset
 from fedloom.experiment.plan import weights
+from fedloom.experiment.plan.assignment import task_of, training_labels
 from fedloom.models.parts import Norm
 
 Progress: TypeAlias = Callable[[int, int, float], None]
 """Called after each epoch with its number, the number of epochs, and its mean loss."""
 MOMENTUM, DECAY = 0.9, 5e-4
-STEPS = (5, 6, 7)
-"""Eighths of the epochs after which the learning rate is divided by 10."""
 MARGIN = 4
 HELD_OUT = 10_000
 """Maximum number of test rows."""
@@ -65,6 +66,7 @@ class Training:
         norm: normalization; None for the model's default.
         epochs, lr, batch_size, seed: of the training.
         device: where it runs.
+        variance: whether the network also predicts the variance of a number.
     """
 
     dataset: Dataset
@@ -76,6 +78,12 @@ class Training:
     batch_size: int
     seed: int
     device: str = "cpu"
+    variance: bool = False
+
+    @property
+    def task(self) -> Task:
+        """What the model predicts."""
+        return task_of(self.dataset, self.variance)
 
     @property
     def resolved_norm(self) -> Norm | None:
@@ -85,17 +93,18 @@ class Training:
     def build(self) -> torch.nn.Module:
         """The network with its initial weights."""
         first = int(stream(self.seed, "pretrained initial weights").integers(2**31))
-        classes = len(self.dataset.classes)
-        return models.build(self.model, self.dataset.input_shape, classes, norm=self.norm, seed=first)
+        return models.build(self.model, self.dataset.input_shape, self.task.width, norm=self.norm, seed=first)
 
     @cached_property
     def facts(self) -> dict[str, object]:
         """The values of a file's card."""
+        number = {} if self.dataset.classes else {"target": self.dataset.target, "variance": self.variance}
         return {
             "model": self.model,
             "norm": self.resolved_norm,
             "shape": self.dataset.input_shape,
             "classes": len(self.dataset.classes),
+            **number,
             "dataset": self.dataset.name,
             "content_sha256": weights.content(self.dataset),
             "rows": len(self.rows),
@@ -153,7 +162,7 @@ def trained_file(training: Training) -> Path:
             file,
         )
         card = train(training, file, _log_epoch)
-        log.info("pretrained %s: accuracy %.1f%% on rows it has not seen", training.model, 100 * card.accuracy)
+        log.info("pretrained %s: %s on rows it has not seen", training.model, card.score)
     return file
 
 
@@ -190,16 +199,14 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
             tree: Any = {"key": training.key, "epoch": epoch + 1, **network.state()}
             write_atomically(part, message.encode(tree, _LIMITS))
             progress(epoch + 1, training.epochs, loss)
-        right, tried = _held_out(training, network)
-        values = {**training.facts, "fedloom": __version__, "accuracy": right, "test_rows": tried}
+        values = {**training.facts, "fedloom": __version__, **_held_out(training, network)}
         card = weights.write(file, network.module, values)
         part.unlink(missing_ok=True)
     return card
 
 
 def _optimizer(training: Training, epoch: int) -> SGD:
-    falls = sum(8 * epoch >= eighths * training.epochs for eighths in STEPS)
-    return SGD(training.lr * 0.1**falls, MOMENTUM, DECAY)
+    return SGD(training.lr * falling(epoch, training.epochs), MOMENTUM, DECAY)
 
 
 def _begin(part: Path, training: Training) -> tuple[Network, int]:
@@ -228,15 +235,15 @@ def _pass(training: Training, network: Network, epoch: int) -> float:
     data, device = training.dataset, training.device
     rng = stream(training.seed, "pretraining", epoch)
     network.optimizer = _optimizer(training, epoch)
-    losses = []
+    losses, labels, loss = [], training_labels(data), training.task.loss
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**31)))  # for dropout
         for which in epoch_plan(rng, len(training.rows), 1, training.batch_size).numpy():
             rows = training.rows[which]
             raw = torch.from_numpy(data.x[rows]).to(device)
             x = standardized(data, moved(raw, rng) if data.kind == "image" else raw)
-            y = torch.from_numpy(data.y[rows]).to(device)
-            losses.append(network.minimize(lambda x, y: F.cross_entropy(network(x), y), x, y))
+            y = torch.from_numpy(labels[rows]).to(device)
+            losses.append(network.minimize(lambda x, y: loss(network(x), y), x, y))
     return float(torch.stack(losses).mean())
 
 
@@ -260,17 +267,21 @@ def standardized(data: Dataset, raw: Tensor) -> Tensor:
     return raw.sub(shift).div_(scale)
 
 
-def _held_out(training: Training, network: Network) -> tuple[float, int]:
-    """Accuracy on the official test rows, or on all rows not at the server; and the number of these rows."""
+def _held_out(training: Training, network: Network) -> dict[str, float | int]:
+    """Accuracy, or the error of a number, on the official test rows, or on all rows not at the server; and the number
+    of these rows, as the values of a card."""
     data = training.dataset
     others = np.setdiff1d(np.arange(len(data.y)), training.rows) if data.test is None else np.sort(data.test)
     others = others[:: -(-len(others) // HELD_OUT)] if len(others) else others
-    right = 0
+    labels, task, total = training_labels(data), training.task, 0.0
     for start in range(0, len(others), AT_ONCE):
         rows = others[start : start + AT_ONCE]
         x = standardized(data, torch.from_numpy(data.x[rows]).to(training.device))
-        right += int((network.infer(x).argmax(1).cpu().numpy() == data.y[rows]).sum())
-    return right / max(1, len(others)), len(others)
+        found, y = task.predicted(network.infer(x)).cpu().numpy(), labels[rows]
+        total += float(((found - y) ** 2).sum()) if task.kind == "number" else int((found == y).sum())
+    mean = total / max(1, len(others))
+    score = {"rmse": mean**0.5 * task.scale} if task.kind == "number" else {"accuracy": mean}
+    return {**score, "test_rows": len(others)}
 
 
 @contextmanager

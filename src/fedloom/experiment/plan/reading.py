@@ -34,6 +34,10 @@ def read(
 ) -> Experiment:
     """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its methods.
 
+    Example:
+        >>> read("quickstart").runs()[0].method
+        'fedal'
+
     Args:
         source: path of a TOML file, "-" for standard input, or name of an experiment or method. A file's top-level keys
             are those of `RunConfig`, and `title` and `[compare]`.

@@ -44,7 +44,12 @@ class Card(BaseModel):
     norm: Literal["group", "batch", "none"] | None
     shape: tuple[int, ...] = Field(min_length=1, max_length=3)
     """Shape of one input."""
-    classes: int = Field(ge=2)
+    classes: int = Field(ge=0)
+    """K; 0 for a number to predict."""
+    target: tuple[float, float] | None = None
+    """Mean and s.d. by which a number to predict is standardized; None for classes."""
+    variance: bool = False
+    """Whether the network also predicts the variance of the number."""
     dataset: str
     content_sha256: str = _HEX
     """Digest of the data set, see `content`."""
@@ -59,10 +64,17 @@ class Card(BaseModel):
     lr: float
     batch_size: int
     seed: int
-    accuracy: float
-    """On `test_rows` rows outside the training rows."""
+    accuracy: float | None = None
+    """On `test_rows` rows outside the training rows; None for a number to predict."""
+    rmse: float | None = None
+    """The root mean squared error of a number to predict, in its unit, on the same rows; None for classes."""
     test_rows: int
     weights_sha256: str = _HEX
+
+    @property
+    def score(self) -> str:
+        """Its accuracy or error, for people."""
+        return f"accuracy {self.accuracy:.1%}" if self.rmse is None else f"RMSE {self.rmse:.4g}"
 
     @model_validator(mode="after")
     def _levels(self) -> "Card":
@@ -70,6 +82,8 @@ class Card(BaseModel):
         sound = bool(shift.isfinite().all() and scale.isfinite().all() and (scale > 0).all())
         if not (len(shift) == len(scale) == self.shape[0] and sound):
             raise ValueError("shift and scale must have a finite number for each channel or column, scale above 0")
+        if (self.classes < 2) if self.target is None else (self.classes > 0 or not self.target[1] > 0):
+            raise ValueError("it must have at least two classes, or the mean and the s.d. (above 0) of a number")
         return self
 
 
@@ -77,7 +91,7 @@ def content(dataset: Dataset) -> str:
     """SHA-256 of a data set's content in its order: all labels, and up to 1,000 evenly spaced rows."""
     x, y = dataset.x, dataset.y
     digest = hashlib.sha256(f"{x.dtype.str} {x.shape} {len(dataset.classes)}".encode())
-    for part in (y.astype("<i8"), x[:: max(1, len(x) // 1000)]):
+    for part in (y.astype("<f8" if y.dtype.kind == "f" else "<i8"), x[:: max(1, len(x) // 1000)]):
         digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()
 

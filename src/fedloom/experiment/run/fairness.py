@@ -18,7 +18,7 @@ def unequal(summaries: Sequence[RunSummary]) -> list[str]:
     """What gives a method more training, a larger network or more rows than another, each as a clause with the values;
     empty if nothing does."""
     first = _first(summaries)
-    return [*_steps(first), *_networks(first), *_rows(first)] if len(first) > 1 else []
+    return [*_steps(first), *_networks(first), *_rows(first), *_local(first)] if len(first) > 1 else []
 
 
 def remarks(summaries: Sequence[RunSummary]) -> list[str]:
@@ -75,6 +75,15 @@ def _rows(first: Mapping[str, RunSummary]) -> list[str]:
     if len({*rows.values()}) < 2:
         return []
     return [f"training rows: {', '.join(f'{name} {count:,}' for name, count in rows.items())}"]
+
+
+def _local(first: Mapping[str, RunSummary]) -> list[str]:
+    """The settings of local training."""
+    found = {name: s.local for name, s in first.items() if s.local_steps or s.scores}
+    if all(each == s for s in found.values() for each in found.values()):
+        return []
+    words = {name: ", ".join(f"{k} = {v}" for k, v in each.items()) or "its own" for name, each in found.items()}
+    return [f"local training: {'; '.join(f'{name} {each}' for name, each in words.items())}"]
 
 
 def _batches(first: Mapping[str, RunSummary]) -> list[str]:

@@ -190,6 +190,7 @@ class RunSummary(FileSchema):
     paper: str = ""
     preset: str
     params: dict[str, Any] = {}
+    local: dict[str, Any] = {}
     seed: int
     rounds: int
     iterations: int

@@ -132,6 +132,7 @@ def summarize(
         paper=plan.method.paper,
         preset=run.preset,
         params=cfg.model_dump(mode="json"),
+        local=run.local.model_dump(mode="json", exclude_defaults=True),
         seed=run.seed,
         rounds=rounds,
         iterations=rounds * cfg.iterations_per_round,

@@ -72,6 +72,14 @@ def trial(
 ) -> TrialResult:
     """Find out whether owners of data should federate, how, and who gains.
 
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, y = rng.normal(size=(120, 3)), np.arange(120) % 2
+        >>> told = trial((X, y), group=np.repeat(["a", "b"], 60), repeats=1, methods=["fedglm"], alone=("logistic",))
+        >>> [*told.owners]
+        ['a', 'b']
+
     Args:
         data: the path of a CSV or Parquet file or of a folder of pictures, columns by name, or a data frame, with label
             and group. Or arrays (X, y) with group, a `Dataset` with groups, or a list with arrays, a frame or a torch

@@ -162,7 +162,12 @@ class TrialResult:
     by_columns: bool = False
 
     def content(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Everything as JSON values.
+
+        Example:
+            >>> told.content()["repeats"]
+            1
+        """
         return {"format": FORMAT, **asdict(self)}
 
     def __repr__(self) -> str:
@@ -181,13 +186,23 @@ class TrialResult:
         return "\n".join(f"{name}: {sentence(card, self.metric)}" for name, card in self.owners.items())
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row for each owner: decision, method, rows, gain with its interval, and scores."""
+        """A pandas DataFrame with a row for each owner: decision, method, rows, gain with its interval, and scores.
+
+        Example:
+            >>> told.to_frame()["owner"].tolist()
+            ['a', 'b']
+        """
         import pandas
 
         return pandas.DataFrame([{"owner": name, **asdict(card)} for name, card in self.owners.items()])
 
     def to_latex(self) -> str:
-        """The decisions as a LaTeX table (package booktabs)."""
+        """The decisions as a LaTeX table (package booktabs).
+
+        Example:
+            >>> "Decision" in told.to_latex()
+            True
+        """
         rows = [[name, HEADS[c.decision], c.rows, c.gain, c.low, c.high] for name, c in self.owners.items()]
         return latex_table(["Owner", "Decision", "Rows", f"Gain ({score_name(self.metric)})", "Low", "High"], rows)
 
@@ -206,7 +221,12 @@ class TrialResult:
 
     @property
     def split(self) -> str:
-        """How rows were divided, such as "3 repeats of 4 folds"."""
+        """How rows were divided, such as "3 repeats of 4 folds".
+
+        Example:
+            >>> told.split
+            '1 repeat of 4 folds'
+        """
         if self.in_time:
             return f"{self.folds} windows of time"
         return f"{self.repeats} repeat{'s' * (self.repeats > 1)} of {self.folds} folds"

@@ -22,10 +22,13 @@ from torch import Tensor, nn
 
 from fedloom.core.fixed_point import threshold
 from fedloom.core.page import (
+    EVERY_LOCAL,
     EVERY_TASK,
+    LOCAL_STEPS,
     ClientContext,
     Federation,
     Guarantee,
+    LocalSetting,
     Method,
     ModelError,
     Party,
@@ -57,6 +60,13 @@ class FedAvgConfig(steps.LocalSGDConfig):
     def least_in_sum(self, context: ClientContext) -> int:
         """As many as the shares of noise are made for."""
         return threshold(context.parties, context.aggregator.colluders) if self.dp.noise == "shares" else 0
+
+    def refuses_local(self, setting: LocalSetting) -> str:
+        """See `MethodConfig.refuses_local`: with shares of noise the server takes all steps."""
+        summed = self.dp.noise == "shares" and setting in LOCAL_STEPS
+        return (
+            'with params.dp.noise = "shares" the server takes each step, along the sum of gradients' if summed else ""
+        )
 
     @model_validator(mode="after")
     def _check_shares(self) -> "FedAvgConfig":
@@ -153,6 +163,7 @@ FEDAVG = Method(
     server=FedAvgServer,
     fixed={"finetune_epochs": 0},
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("one network",),
     linear=True,
 )
@@ -173,8 +184,6 @@ METHODS = (
         title="FedAvg from the server's pretrained model, which it broadcasts",
         paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
-        tasks=("classes",),
-        only_classes="its server's model is pretrained on classes",
         needs=("one network", "pretrained server model"),
     ),
 )

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    EVERY_LOCAL,
     Adam,
     Aggregator,
     Combined,
@@ -317,6 +318,7 @@ METHODS = (
         paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated Distillation via "
         "Soft-Label Quantization and Delta Coding",
         only_classes="it codes the probabilities of classes",
+        local=EVERY_LOCAL,
         family="distillation",
         config=CFDConfig,
         round=round,

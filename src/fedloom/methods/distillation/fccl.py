@@ -50,6 +50,7 @@ from torch.func import grad_and_value
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    EVERY_LOCAL,
     Adam,
     ClientContext,
     Federation,
@@ -140,7 +141,7 @@ class FCCLClient(Party[FCCLConfig]):
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None, pretrained: Tensor | None) -> Tensor:
         """The loss () on x (B, ...), y (B,), with the logits (B, K) of both references, or None without their term."""
         cfg, f = self.cfg, self.model(x)
-        loss = F.cross_entropy(f, y)
+        loss = self.context.task.loss(f, y)
         if previous is not None:
             loss = loss + cfg.inter * kl(F.softmax(previous, -1), f)
         if pretrained is not None:
@@ -259,6 +260,7 @@ METHODS = (
         title="Cross-correlation with the mean logits; regularized by previous and pretrained model",
         paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
         only_classes="it correlates the logits of classes",
+        local=EVERY_LOCAL,
         family="distillation",
         config=FCCLConfig,
         round=round,

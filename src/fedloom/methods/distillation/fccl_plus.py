@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Kinds, Method, Party, Template, Tree, kl
+from fedloom.core.page import EVERY_LOCAL, Adam, Kinds, Method, Party, Template, Tree, kl
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fccl import correlation_loss, round
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
@@ -117,7 +117,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None) -> Tensor:
         """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K), or None without."""
         cfg, f = self.cfg, self.model(x)[..., -self.context.classes :]
-        loss = F.cross_entropy(f, y)
+        loss = self.context.task.loss(f, y)
         return loss if previous is None else loss + cfg.inter * others_kl(previous, f, y, cfg.inter_temperature)
 
     def predict(self, *, t: int, i: int) -> dict[str, Tree]:
@@ -216,6 +216,7 @@ METHODS = (
         paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated Cross-Correlation and Instance "
         "Similarity Learning",
         only_classes="it correlates the logits of classes",
+        local=EVERY_LOCAL,
         family="distillation",
         config=FCCLPlusConfig,
         round=round,

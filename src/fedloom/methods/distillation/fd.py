@@ -38,7 +38,18 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, Aggregator, Combined, Federation, Method, Party, Shape, floats, kl_gradient
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    Adam,
+    Aggregator,
+    Combined,
+    Federation,
+    Method,
+    Party,
+    Shape,
+    floats,
+    kl_gradient,
+)
 from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.features import class_means
 from fedloom.protect.coding import LARGEST
@@ -93,7 +104,7 @@ class FDClient(Party[FDConfig]):
         labels = torch.eye(self.context.classes, device=f.device)
         targets = F.softmax(means, -1) if self.cfg.average == "logits" else means
         pull = kl_gradient(targets[y], f) * known[y][:, None]
-        return kl_gradient(labels[y], f) + self.cfg.gamma * pull
+        return self.context.task.weighed(kl_gradient(labels[y], f), y) + self.cfg.gamma * pull
 
     def hear(self, *, means: Tensor, known: Tensor) -> None:
         """Keep the others' mean answers."""
@@ -145,6 +156,7 @@ METHODS = (
         paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated Distillation and "
         "Augmentation under Non-IID Private Data, 2018",
         only_classes="it exchanges the mean logits of each class",
+        local=EVERY_LOCAL,
         family="distillation",
         config=FDConfig,
         round=round,

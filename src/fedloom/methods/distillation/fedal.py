@@ -21,8 +21,7 @@ Differs:
         rate plain SGD leaves the discriminator where it began (preset `paper` has SGD).
     Line 18: a client caps each row of the server's gradient at the norm `gradient_cap`, because a server that may
         send any gradient could steer a client anywhere (preset `paper` has no cap).
-    The LF term of a stage's first step has gradient zero, because the model is still its own reference: it is not
-        computed, so with tau = 1 LF changes no bit.
+    The LF term of a stage's first step is not computed, as its gradient is zero: with tau = 1 LF changes no bit.
     References are evaluation-mode outputs on the stage's batches, made once at its start.
 """
 
@@ -38,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.aggregate import Aggregator, Combined
-from fedloom.core.page import EVERY_TASK, SGD, Adam, Federation, Method, Party, Tree, cap_rows
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, SGD, Adam, Federation, Method, Party, Tree, cap_rows
 from fedloom.methods.distillation import steps, trust
 from fedloom.methods.features import gradient_variance
 from fedloom.methods.steps import label_loss, reset_optimizer
@@ -373,6 +372,7 @@ FEDAL = Method(
     server=FedALServer,
     black_box=FedALBlackBox,
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     presets={"paper": {"disc_optimizer": "sgd", "gradient_cap": None}, **trust.PRESETS},
     needs=("public rows",),
     min_clients=2,

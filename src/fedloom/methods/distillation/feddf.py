@@ -39,6 +39,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import (
+    EVERY_LOCAL,
     EVERY_TASK,
     Adam,
     Aggregator,
@@ -317,6 +318,7 @@ FEDDF = Method(
     server=FedDFServer,
     presets=trust.PRESETS,
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("public rows", "public rows at the server", "architecture groups"),
 )
 
@@ -325,6 +327,8 @@ METHODS = (
     replace(
         FEDDF,
         name="fedavg-adam",
+        local=("weight_decay", "clip", "schedule", "class_weights"),
+        no_local="its optimizer is Adam by definition",
         title="FedAvg in FedAL's setting: τ steps of Adam, averaged among clients of one architecture",
         paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
         config=FedAvgAdamConfig,

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import Adam, ClientContext, Federation, Method, Party, floats
+from fedloom.core.page import EVERY_LOCAL, Adam, ClientContext, Federation, Method, Party, floats
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
 from fedloom.methods.features import HEAD, Features, linear
 
@@ -96,7 +96,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
 
     def local_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy () on x (B, ...), y (B,)."""
-        return F.cross_entropy(linear(self.model(x), self.live), y)
+        return self.context.task.loss(linear(self.model(x), self.live), y)
 
     def embed(self, *, t: int, i: int) -> Tensor:
         """Features (B, d) of the public batch."""
@@ -174,6 +174,7 @@ METHODS = (
         "as P. Han, X. Shi, J. Huang adapt it in: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
         "Adversarial Learning",
         only_classes="it compares prototypes of classes",
+        local=EVERY_LOCAL,
         family="distillation",
         config=FedProtoPublicConfig,
         round=round,

@@ -31,6 +31,7 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    EVERY_LOCAL,
     EVERY_TASK,
     Adam,
     Aggregator,
@@ -279,6 +280,7 @@ METHODS = (
         client=FensClient,
         server=FensServer,
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("one network",),
         min_clients=2,
     ),

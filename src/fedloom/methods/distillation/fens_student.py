@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import EVERY_TASK, Adam, Federation, Method, Party, floats, sample_plan
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Adam, Federation, Method, Party, floats, sample_plan
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fens import (
     AggregatorKind,
@@ -193,6 +193,7 @@ METHODS = (
         server=StudentServer,
         black_box=StudentBlackBox,
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("public rows", "public rows at the server", "server rows"),
         min_clients=2,
     ),

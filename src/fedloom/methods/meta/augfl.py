@@ -27,7 +27,8 @@ and 1 / Σ ρ is the rate of the meta-model: `meta_lr`. Given `rho` instead, it 
 
 R_h is a weighted sum: `crd` of section V, contrastive representation distillation (Tian et al., 2020); `kl`, towards
 the pretrained model's answers; `l2`, |θ - θ_p|², as in Theorem 3; and `ce`, cross-entropy with the labels of the
-server's rows, which needs no pretrained model at all.
+server's rows, which needs no pretrained model at all. Of a number these are half the squared errors, or the likelihood
+and the divergence of Gaussians, and in CRD all other rows are negative, as the paper has it.
 
 Differs:
     One vector goes up, not two: the server uses nothing but u_i.
@@ -47,11 +48,10 @@ from typing import Any, final
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedloom.core.context import epoch_plan, sample_plan
 from fedloom.core.errors import ConfigError, MessageError, ModelError
-from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, kl, map_tensors
+from fedloom.core.page import SGD, Aggregator, Federation, Method, Party, Shape, Tree, check_finite, map_tensors
 from fedloom.core.task import EVERY_TASK
 from fedloom.methods import steps
 from fedloom.methods.features import Features, linear
@@ -79,11 +79,11 @@ class AugFLConfig(MetaConfig):
     kl: float = Field(0.0, ge=0)
     """Weight of the KL divergence from the pretrained model's outputs in R_h, times kl_temperature squared."""
     ce: float = Field(0.0, ge=0)
-    """Weight of cross-entropy on the server's labeled rows in R_h."""
+    """Weight of the loss of labels, cross-entropy or half the squared error, on the server's rows in R_h."""
     l2: float = Field(0.0, ge=0)
     """Weight of |θ - θ_p|² in R_h; both models must have one architecture."""
     kl_temperature: float = Field(4.0, gt=0)
-    """Temperature of both models in `kl`."""
+    """Temperature of both models in `kl`, for classes."""
     server_batch_size: int = Field(128, ge=1)
     """Batch size of the server."""
     server_batches: int | None = Field(1, ge=1)
@@ -289,16 +289,16 @@ class AugFLServer(Party[AugFLConfig]):
 
     def _slope(self, which: Tensor) -> dict[str, Tensor]:
         """The gradient of R_h, but for `l2`, on own rows `which` (B,). The state of CRD is updated."""
-        cfg, y = self.cfg, self.data.y(which)
+        cfg, task, y = self.cfg, self.context.task, self.data.y(which)
         features = self.model(self.data.x(which))
         logits = linear(features, self.live)
-        terms: dict[str, Tensor] = {}
+        terms, maps = dict[str, Tensor](), dict[str, dict[str, Tensor]]()
         if cfg.ce:
-            terms["ce"] = cfg.ce * self.context.task.loss(logits, y)
+            terms["ce"] = cfg.ce * task.loss(logits, y)
         if cfg.kl:
-            target = F.softmax(self.teacher["logits"][which] / cfg.kl_temperature, -1)
-            terms["kl"] = cfg.kl * cfg.kl_temperature**2 * kl(target, logits, cfg.kl_temperature)
-        maps: dict[str, dict[str, Tensor]] = {}
+            warmth = cfg.kl_temperature if task.kind == "classes" else 1.0  # numbers have none
+            target = task.soft(self.teacher["logits"][which], warmth)
+            terms["kl"] = cfg.kl * warmth**2 * task.distill(target, logits, warmth)
         if cfg.crd:
             if not self.crd:
                 with self.seeded("crd"):
@@ -307,7 +307,8 @@ class AugFLServer(Party[AugFLConfig]):
                 self.crd = map_tensors(lambda x: x.to(self.context.device), begun)  # type: ignore[assignment]
             maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
-            negative_rows = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
+            of, every = torch.arange(len(self.data), device=which.device), task.kind == "number"
+            negative_rows = which[:, None] != of if every else y[:, None] != self.data.y(of)
             value, z = crd.loss(self.crd, vectors, which, negative_rows, cfg.crd_temperature, cfg.crd_negatives)
             terms["crd"] = cfg.crd * value
         for name, term in terms.items():
@@ -364,7 +365,9 @@ AUGFL = Method(
     name="augfl",
     title="Federated meta-learning regularized by a server's private pretrained model",
     paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
-    only_classes="its server's model is pretrained on classes",
+    tasks=EVERY_TASK,
+    local=("class_weights",),
+    no_local="its clients solve (11) in closed form, without an optimizer",
     family="meta",
     config=AugFLConfig,
     round=round,
@@ -380,21 +383,18 @@ AUGFL = Method(
 METHODS = (
     AUGFL,
     replace(
-        AUGFL,
-        name="kd-only",
+        AUGFL, name="kd-only", local=(), no_local="no client trains",
         title="AugFL without its clients: the server distils its pretrained model",
         fixed={"federated": False},
     ),
     replace(
-        AUGFL,
-        name="server-ce-only",
+        AUGFL, name="server-ce-only", local=(), no_local="no client trains",
         title="AugFL without clients and pretrained model: the server trains on its own labels",
-        fixed={"federated": False, "crd": 0.0, "ce": 1.0}, tasks=EVERY_TASK, needs=("one network", "server rows"),
+        fixed={"federated": False, "crd": 0.0, "ce": 1.0}, needs=("one network", "server rows"),
     ),
     replace(
-        AUGFL,
-        name="local-only",
+        AUGFL, name="local-only", local=(), no_local="no client trains",
         title="Every client adapts the initial weights: the lower bound for methods that adapt",
-        fixed={"federated": False, "lam": 0.0}, tasks=EVERY_TASK, needs=("one network",),
+        fixed={"federated": False, "lam": 0.0}, needs=("one network",),
     ),
 )  # fmt: skip

@@ -12,7 +12,8 @@ batch's e, the loss begins near log N + 1 for each network; without it, at τ = 
 The state has `maps` and `banks` by network, and `z`, log Z by network, empty until the first batch.
 
 Differs:
-    Negative rows are those of other classes, which uses the server's labels; the paper's are all with i ≠ j.
+    Negative rows are those of other classes, which uses the server's labels; the paper's are all with i ≠ j, as here
+        for a number to predict.
     All negative rows are scored at once by one product, where the paper draws N of them for each anchor: the sum over
         the draws is replaced by its expectation.
     The maps learn by plain gradient descent. The authors' code has momentum, but resets it in every round.

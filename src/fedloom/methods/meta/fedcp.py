@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import EVERY_TASK, SGD, Federation, Method, Party, Shape, Template, Tree
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import features, steps
 from fedloom.methods.features import HEAD, Features, linear
 from fedloom.methods.meta.steps import MetaConfig
@@ -220,6 +220,7 @@ METHODS = (
         client=FedCPClient,
         server=FedCPServer,
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("one network",),
     ),
 )

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.page import (
+    LOCAL_STEPS,
     Adam,
     ConfigError,
     Federation,
@@ -272,6 +273,8 @@ METHODS = (
         title="Projectors trained on prototypes, behind the server's pretrained encoder, which is sent to every client",
         paper="Y. Tan et al.: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach, 2022",
         only_classes="it compares prototypes of classes",
+        local=LOCAL_STEPS,
+        no_local="its loss contrasts prototypes, each of which counts once",
         family="meta",
         config=FedPCLConfig,
         round=round,

@@ -34,9 +34,8 @@ from typing import Any, Literal, final
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fedloom.core.page import SGD, Aggregator, Federation, Method, ModelError, Party, Shape, Tree, floats
+from fedloom.core.page import EVERY_LOCAL, SGD, Aggregator, Federation, Method, ModelError, Party, Shape, Tree, floats
 from fedloom.methods import features, steps
 from fedloom.methods.features import Features, class_means, linear, mask_unknown
 from fedloom.methods.meta.steps import MetaConfig
@@ -130,7 +129,7 @@ class FedProtoClient(Party[FedProtoConfig]):
     def _loss(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """(7) on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
         f, (prototypes, known) = self.model(x), self._global
-        each = F.cross_entropy(linear(f, self.live), y, reduction="none")
+        each = self.context.task.loss(linear(f, self.live), y, "none")
         if self.cfg.lam:
             each = each + self.cfg.lam * (f - prototypes[y]).square().mean(-1) * known[y]
         return (each * weight).sum()
@@ -217,6 +216,7 @@ METHODS = (
         title="Clients with networks of their own agree on class prototypes",
         paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
         only_classes="it compares prototypes of classes",
+        local=EVERY_LOCAL,
         family="meta",
         config=FedProtoConfig,
         round=round,

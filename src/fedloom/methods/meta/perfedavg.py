@@ -109,6 +109,8 @@ METHODS = (
         client=PerFedAvgClient,
         server=PerFedAvgServer,
         tasks=EVERY_TASK,
+        local=("class_weights",),
+        no_local="its step is plain gradient descent along a meta-gradient (line 8)",
         needs=("one network",),
     ),
 )

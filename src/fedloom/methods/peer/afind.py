@@ -53,7 +53,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 from fedloom.protect.privacy import clipped_tree, noisy
@@ -203,6 +203,7 @@ AFIND_PLUS = Method(
         "anchored": {"threshold": "anchored", "mode": "cheap"},
     },
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("one network",),
     quadratic=True,
 )

@@ -38,7 +38,17 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.page import EVERY_TASK, Aggregator, Federation, Method, MethodError, Party, Template, Tree
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    Aggregator,
+    Federation,
+    Method,
+    MethodError,
+    Party,
+    Template,
+    Tree,
+)
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
@@ -225,6 +235,7 @@ METHODS = (
         client=CoboPeer,
         presets={"cosine": {"similarity": "cosine", "gamma": 0.5, "pairs": "all"}},
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("one network",),
     ),
 )

@@ -38,7 +38,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Shape, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 from fedloom.protect import labels
@@ -266,6 +266,7 @@ DISPFL = Method(
     round=round,
     client=DisPFLPeer,
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("one network",),
 )
 

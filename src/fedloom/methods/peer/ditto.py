@@ -31,7 +31,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Aggregator, Federation, Method, Template, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing, selection
 
@@ -149,6 +149,7 @@ DITTO = Method(
     round=round,
     client=DittoPeer,
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("one network",),
 )
 

@@ -40,7 +40,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Method, Party, Shape, Template, Tree, weighted_mean
+from fedloom.core.page import (
+    EVERY_LOCAL,
+    EVERY_TASK,
+    ClientContext,
+    Federation,
+    Method,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    weighted_mean,
+)
 from fedloom.methods import steps
 from fedloom.methods.peer import held_out, mixing
 
@@ -224,6 +235,7 @@ METHODS = (
         round=round,
         client=DpflPeer,
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("one network",),
     ),
 )

@@ -39,7 +39,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Tree, epoch_plan
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Party, Tree, epoch_plan
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
@@ -137,7 +137,7 @@ class FedericoPeer(Party[FedericoConfig]):
         for weights in models:
             with self.scratch():
                 steps.set_weights(self, weights)
-                losses.append(self.context.task.loss(self.infer(x), y, "none"))
+                losses.append(self.context.task.unweighted.loss(self.infer(x), y, "none"))  # likelihoods
         return torch.nan_to_num(torch.stack(losses), nan=WORST).clamp(max=WORST)
 
     def update_mixture(self, ids: Sequence[int], losses: Tensor) -> None:
@@ -194,6 +194,7 @@ METHODS = (
         round=round,
         client=FedericoPeer,
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("one network",),
     ),
 )

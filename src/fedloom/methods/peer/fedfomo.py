@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Tree, weighted_mean
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Tree, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.meta.steps import norm_of
 from fedloom.methods.peer import held_out, mixing, selection
@@ -156,6 +156,7 @@ FEDFOMO = Method(
     round=round,
     client=FedFomoPeer,
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("one network",),
 )
 

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from pydantic import Field
 
-from fedloom.core.page import EVERY_TASK, Federation, Guarantee, Method, Party, Tree
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Guarantee, Method, Party, Tree
 from fedloom.methods import steps
 from fedloom.methods.averaging import private
 from fedloom.methods.peer import mixing
@@ -93,6 +93,7 @@ GOSSIP = Method(
     round=round,
     client=GossipPeer,
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
     needs=("one network",),
     linear=True,
 )

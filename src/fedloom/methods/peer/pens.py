@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Tree
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Party, Tree
 from fedloom.methods import steps
 from fedloom.methods.peer import mixing
 
@@ -157,6 +157,7 @@ METHODS = (
         round=round,
         client=PensPeer,
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         needs=("one network",),
     ),
 )

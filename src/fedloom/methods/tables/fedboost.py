@@ -264,6 +264,7 @@ FEDBOOST = Method(
     family="tables",
     config=FedBoostConfig,
     tasks=EVERY_TASK,
+    no_local="trees have no optimizer and count each row once",
     round=round,
     client=FedBoostClient,
     server=FedBoostServer,

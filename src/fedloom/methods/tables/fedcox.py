@@ -249,6 +249,7 @@ METHODS = (
         family="tables",
         config=FedCoxConfig,
         only_classes="its label says whether an event happened",
+        no_local="it solves for the exact coefficients by Newton's method",
         round=round,
         client=FedCoxClient,
         server=FedCoxServer,

@@ -288,6 +288,7 @@ METHODS = (
         paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al., CCS 2022",
         family="tables",
         only_classes="its leaves hold gradients of the logistic loss",
+        no_local="trees have no optimizer and count each row once",
         config=FedExtraConfig,
         round=round,
         client=FedExtraClient,

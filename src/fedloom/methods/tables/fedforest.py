@@ -247,6 +247,7 @@ FEDFOREST = Method(
     family="tables",
     config=FedForestConfig,
     tasks=EVERY_TASK,
+    no_local="trees have no optimizer and count each row once",
     round=round,
     client=FedForestClient,
     server=FedForestServer,

@@ -227,6 +227,7 @@ METHODS = (
         family="tables",
         config=FedGLMConfig,
         tasks=EVERY_TASK,
+        no_local="it solves for the exact coefficients by Newton's method",
         round=round,
         client=FedGLMClient,
         server=FedGLMServer,

@@ -6,11 +6,13 @@ from fractions import Fraction
 import numpy as np
 
 WORD = 36
-"""Bits of each part of an exact sum; 2^26 rows of them stay below 2^62."""
-LOWEST, LONG = -60, 4
-"""The unit of an exact sum of numbers, as power of 2, and its parts."""
-LOWEST_SQUARE, LONG_SQUARE = -120, 10
+"""Bits of each part of a row's number; 2^26 rows of them stay below 2^62."""
+LOWEST, PARTS = -60, 4
+"""The unit of an exact sum of numbers, as power of 2, and the parts of a row's number."""
+LOWEST_SQUARE, PARTS_SQUARE = -120, 10
 """The same for squares."""
+BITS, BITS_SQUARE = 215, 397
+"""Bits of a sum in these units: of 2^26 numbers below 2^126."""
 
 
 def parts(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
@@ -25,25 +27,33 @@ def parts(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
     return found
 
 
-def totals_of(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
-    """The sums (p, count) of the parts of each column of x (n, p), of one column at a time to spare memory."""
-    return np.array([parts(column, lowest, count).sum(0) for column in x.T], np.int64).reshape(-1, count)
+def total_of(x: np.ndarray, lowest: int, count: int) -> int:
+    """The sum of numbers x (n,) as a whole number of 2^lowest, from `count` parts of each."""
+    return _whole(parts(x, lowest, count).sum(0).tolist(), WORD)
 
 
-def divided(own: np.ndarray, n: int) -> list[int]:
-    """The parts of S²/n, exactly, from those (LONG,) of S."""
-    square = whole(own.tolist()) ** 2 // n
-    return [square >> (WORD * k) & (2**WORD - 1) for k in range(LONG_SQUARE)]
+def digits(size: int, parties: int) -> tuple[int, int]:
+    """How many digits a whole number of `size` bits has, and the bits of each, so that digits of as many parties add
+    up below 2^63."""
+    bits = 63 - (parties - 1).bit_length()
+    return -(-size // bits), bits
 
 
-def opened(sums: np.ndarray, lowest: int) -> list[Fraction]:
-    """The exact numbers (n,) whose summed `parts` (n, count) these are."""
-    return [Fraction(whole(row)) * Fraction(2) ** lowest for row in sums.tolist()]
+def digits_of(number: int, size: int, parties: int) -> list[int]:
+    """The digits of a whole number, the lowest first; the last one has its sign."""
+    count, bits = digits(size, parties)
+    low = [number >> (bits * k) & (2**bits - 1) for k in range(count - 1)]
+    return [*low, number >> (bits * (count - 1))]
 
 
-def whole(row: Sequence[int]) -> int:
-    """The whole number whose parts these are."""
-    return sum(int(part) << (WORD * k) for k, part in enumerate(row))
+def opened(sums: np.ndarray, lowest: int, size: int, parties: int) -> list[Fraction]:
+    """The exact numbers (n,) whose summed `digits_of` (n, count) these are, in units of 2^lowest."""
+    _, bits = digits(size, parties)
+    return [Fraction(_whole(row, bits)) * Fraction(2) ** lowest for row in sums.tolist()]
+
+
+def _whole(row: Sequence[int], bits: int) -> int:
+    return sum(int(digit) << (bits * k) for k, digit in enumerate(row))
 
 
 _TENS = np.array([float(f"1e{k}") for k in range(60)])

@@ -3,9 +3,10 @@
 Paper: none; drift between owners is the share η² of one-way analysis of variance (R. A. Fisher, "Statistical Methods
 for Research Workers", 1925), and for words V of H. Cramér, "Mathematical Methods of Statistics", 1946.
 
-    round     owners: for each column of numbers its known values, the sums of x and of x², and S²/n of its own sum S;
+    round     owners: for each column of numbers its known values, the sums of x and of x²;
               for each category the rows c of each word, and c²/n; rows by class                         | sums alone
-              twice, for each quartile of each column: owners' rows in 32 cells of a stretch             | sums alone
+              owners: for each column n (own mean - mean)²/s.d.², and rows in 32 cells of a stretch      | sums alone
+              owners: for each quartile rows in 32 parts of its cell                                     | sums alone
     end       mean, s.d., quartiles; drift between owners with its p-value
 
 Sums of numbers are exact, so that means and s.d. are those of all rows together, rounded once. Quartiles are within a
@@ -15,12 +16,12 @@ Nobody sends a minimum, a maximum or a value. Counts below `min_cell` are shown 
 its count would tell the first; quartiles need four times as many rows. The server learns the sums, exactly: secure sums
 hide each owner's. As a model, it predicts the classes' shares, or the mean.
 
-Messages: sums up; ends of stretches down.
+Messages: sums up, several in one word where they are small; ends of stretches down.
 """
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from math import ceil, floor, isfinite, log10, sqrt
+from math import isfinite, sqrt
 from typing import Any, final
 
 import numpy as np
@@ -31,7 +32,6 @@ from torch import Tensor
 from fedloom.core.page import (
     EVERY_TASK,
     Aggregator,
-    ClientContext,
     Federation,
     LearnedTable,
     Method,
@@ -39,24 +39,27 @@ from fedloom.core.page import (
     Party,
     Shape,
 )
+from fedloom.methods.tables.cells import CELLS, ends_of_cells, rounded, rows_below
 from fedloom.methods.tables.long_sums import (
-    LONG,
-    LONG_SQUARE,
+    BITS,
+    BITS_SQUARE,
     LOWEST,
     LOWEST_SQUARE,
-    divided,
+    PARTS,
+    PARTS_SQUARE,
+    digits,
+    digits_of,
     opened,
-    parts,
-    totals_of,
+    total_of,
 )
 from fedloom.methods.tables.steps import refusal, tensors
-from fedloom.trees.histograms import two_in_one, untwined
+from fedloom.trees.histograms import bundled, bundles, two_in_one, unbundled, untwined
 
 QUARTILES = (0.25, 0.5, 0.75)
-CELLS = 32
-"""Cells of a stretch."""
 FARTHEST = 1.75
 """In s.d.: no quartile is farther than √3 from the mean."""
+UNIT = 2.0**-36
+"""Of c²/n and of n (own mean - mean)²/s.d.², whose sums over owners are at most 2^26, the number of rows."""
 
 
 class StatsConfig(MethodConfig):
@@ -72,10 +75,6 @@ class StatsConfig(MethodConfig):
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
 
-    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
-        """Two stretches for each quartile."""
-        return {"cells": 2}
-
 
 @final
 class StatsClient(Party[StatsConfig]):
@@ -84,8 +83,8 @@ class StatsClient(Party[StatsConfig]):
     ROLE = "client"
     STATE = ("shares",)
     EXPORT = ("shares",)
-    CALLS = ("moments", "cells", "learn")
-    MEANS = ("moments", "cells")
+    CALLS = ("moments", "cells", "finer", "learn")
+    MEANS = ("moments", "cells", "finer")
 
     def setup(self) -> None:
         """Equal shares of classes."""
@@ -94,36 +93,38 @@ class StatsClient(Party[StatsConfig]):
     def moments(self, *, t: int) -> dict[str, Tensor]:
         """Sums over own rows: see `expected`."""
         x, words = rows_of(self)
-        known = ~np.isnan(x)
-        clean = np.where(known, x, 0)
-        n, own = known.sum(0), totals_of(clean, LOWEST, LONG)
+        parties, columns = self.context.parties, [values[~np.isnan(values)] for values in x.T]
+        sums = [digits_of(total_of(c, LOWEST, PARTS), BITS, parties) for c in columns]
+        squares = [digits_of(total_of(c * c, LOWEST_SQUARE, PARTS_SQUARE), BITS_SQUARE, parties) for c in columns]
         rows = [np.bincount(values[values >= 0], minlength=size) for values, size in words]
-        counts = np.concatenate([np.empty(0), *rows]).astype(np.int64)
-        totals = np.concatenate([np.empty(0), *(np.full(len(c), max(int(c.sum()), 1)) for c in rows)])
+        shares = [c * c / max(int(c.sum()), 1) for c in rows]
+        known = [len(c) for c in columns]
+        counts = [known, [n > 0 for n in known], *rows, [c.sum() > 0 for c in rows], [len(x)]]
         return tensors(
-            known=n,
-            owners=(n > 0).astype(np.int64),
-            sums=own,
-            squares=totals_of(clean * clean, LOWEST_SQUARE, LONG_SQUARE),
-            between=np.array([divided(s, max(k, 1)) for s, k in zip(own, n.tolist(), strict=True)], np.int64).reshape(
-                -1, LONG_SQUARE
-            ),
-            words=counts,
-            shares=parts(counts * counts / totals, LOWEST, LONG),
-            having=np.array([c.sum() > 0 for c in rows], np.int64),
-            rows=np.array(len(x)),
+            counts=two_in_one(np.concatenate([np.array(c, np.int64) for c in counts])),
+            sums=np.array(sums, np.int64).reshape(len(sums), -1),
+            squares=np.array(squares, np.int64).reshape(len(squares), -1),
+            shares=np.rint(np.concatenate([np.empty(0), *shares]) / UNIT).astype(np.int64),
         )
 
-    def cells(self, *, column: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-        """The rows of each column (q,) below, in each of 32 equal cells of, and above the stretch from low to high,
-        (q, 34), two in one word."""
+    def cells(self, *, column: Tensor, mean: Tensor, sd: Tensor, most: int) -> dict[str, Tensor]:
+        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 32) below the stretch around
+        the mean, and in all of its cells but the last one."""
         x, _ = rows_of(self)
-        found = []
-        for f, a, b in zip(column.tolist(), low.tolist(), high.tolist(), strict=True):
+        found, between = [], []
+        for f, m, s in zip(column.tolist(), mean.tolist(), sd.tolist(), strict=True):
             values = x[~np.isnan(x[:, f]), f]
-            place = np.clip(np.floor((values - a) / (b - a) * CELLS), -1, CELLS).astype(np.int64) + 1
-            found.append(np.bincount(place, minlength=CELLS + 2))
-        return tensors(rows=two_in_one(np.concatenate(found)))
+            apart = float((values - m).sum()) / s
+            between.append(int(apart * apart / max(len(values), 1) / UNIT))
+            found.append(rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s)[:-1]))
+        return tensors(between=np.array(between, np.int64), rows=bundled(np.diff(found, prepend=0).ravel(), most))
+
+    def finer(self, *, column: Tensor, low: Tensor, high: Tensor, most: int) -> dict[str, Tensor]:
+        """The rows (q, 31) of each column (q,) in all 32 parts but the last one of the cell from low to high."""
+        x, _ = rows_of(self)
+        ends = zip(column.tolist(), low.tolist(), high.tolist(), strict=True)
+        found = [rows_below(x[~np.isnan(x[:, f]), f], ends_of_cells(a, b)[:-1]) for f, a, b in ends]
+        return tensors(rows=bundled(np.diff(found).ravel(), most))
 
     def learn(self, *, shares: Tensor) -> None:
         """Take the shares (K,) of classes, or the mean (1,) of a number."""
@@ -146,6 +147,15 @@ class StatsServer(Party[StatsConfig]):
     def setup(self) -> None:
         """Nothing is known."""
         self.found: dict[str, Any] = {}
+
+    def of(self, sums: Any) -> dict[str, Any]:
+        """What the summed `moments` say, by name: known values and owners that have any, sums and squares of numbers;
+        rows, c²/n, and owners with any, of the words; all rows."""
+        p, v, listed = sizes(self)
+        counts = untwined(sums["counts"].numpy(), 2 * p + v + listed + 1)
+        parts = np.split(counts, np.cumsum([p, p, v, listed]))
+        named = dict(zip(("known", "owners", "words", "having", "rows"), parts, strict=True))
+        return {**tensors(**named), **{name: sums[name] for name in ("sums", "squares", "shares")}}
 
     def findings(self) -> Sequence[LearnedTable]:
         """The numbers, and the words and classes."""
@@ -178,10 +188,11 @@ class StatsServer(Party[StatsConfig]):
 
     def spreads(self) -> np.ndarray:
         """Mean, s.d., drift and its p-value of each column of numbers, (p, 4), NaN without."""
-        s = {name: self.found[name].numpy() for name in ("known", "owners", "sums", "squares", "between")}
-        total, squares = opened(s["sums"], LOWEST), opened(s["squares"], LOWEST_SQUARE)
-        between = opened(s["between"], LOWEST_SQUARE)
-        rows = zip(s["known"].tolist(), s["owners"].tolist(), total, squares, between, strict=True)
+        found, parties = self.found, self.context.parties
+        total = opened(found["sums"].numpy(), LOWEST, BITS, parties)
+        squares = opened(found["squares"].numpy(), LOWEST_SQUARE, BITS_SQUARE, parties)
+        between = found["between"].tolist() if "between" in found else [0] * len(total)
+        rows = zip(found["known"].tolist(), found["owners"].tolist(), total, squares, between, strict=True)
         return np.array([spread(*one) for one in rows], float).reshape(-1, 4)
 
     def constant(self) -> Tensor:
@@ -197,7 +208,7 @@ class StatsServer(Party[StatsConfig]):
     def associations(self) -> list[tuple[list[int], float, float]]:
         """The rows of each word, drift and its p-value of each category, and of the classes."""
         counts, having = self.found["words"].tolist(), self.found["having"].tolist()
-        shares, found, start = opened(self.found["shares"].numpy(), LOWEST), [], 0
+        shares, found, start = (self.found["shares"].numpy() * UNIT).tolist(), [], 0
         for (_, listed), owners in zip(categories(self), having, strict=True):
             cut = slice(start, start + len(listed))
             found.append((counts[cut], *association(counts[cut], shares[cut], owners)))
@@ -238,21 +249,25 @@ def rows_of(party: Party[Any]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]
     return x[:, is_number], [*words, (y, party.context.classes)]
 
 
+def sizes(party: Party[Any]) -> tuple[int, int, int]:
+    """The columns of numbers, the words and classes, and the categories."""
+    listed = categories(party)
+    return len(number_columns(party)), sum(len(words) for _, words in listed), len(listed)
+
+
 def expected(party: Party[Any]) -> dict[str, Shape]:
-    """The template of `moments`: known values, owners that have any, sums, squares and S²/n of numbers; rows, c²/n, and
-    owners with any, of the words; all rows."""
-    p, listed = len(number_columns(party)), categories(party)
-    v = sum(len(words) for _, words in listed)
-    shapes = {"known": (p,), "owners": (p,), "sums": (p, LONG), "squares": (p, LONG_SQUARE)}
-    shapes |= {"between": (p, LONG_SQUARE), "words": (v,), "shares": (v, LONG), "having": (len(listed),), "rows": ()}
+    """The template of `moments`: counts, two in one word; digits of the sums and squares of numbers; c²/n of words."""
+    (p, v, listed), parties = sizes(party), party.context.parties
+    shapes = {"counts": (p + -(-(v + listed + 1) // 2),), "sums": (p, digits(BITS, parties)[0])}
+    shapes |= {"squares": (p, digits(BITS_SQUARE, parties)[0]), "shares": (v,)}
     return {name: Shape("int64", *shape) for name, shape in shapes.items()}
 
 
 # -- what sums tell ------------------------------------------------------------------------------------------------
 
 
-def spread(n: int, owners: int, total: Fraction, squares: Fraction, between: Fraction) -> tuple[float, ...]:
-    """Mean, s.d. (of n - 1), η² between owners and the p-value of its F test."""
+def spread(n: int, owners: int, total: Fraction, squares: Fraction, between: int) -> tuple[float, ...]:
+    """Mean, s.d. (of n - 1), η² between owners and the p-value of its F test; `between` is in `UNIT`s: see `cells`."""
     if not n:
         return (np.nan,) * 4
     apart = squares - total * total / n
@@ -261,19 +276,19 @@ def spread(n: int, owners: int, total: Fraction, squares: Fraction, between: Fra
         return mean, sd, np.nan, np.nan
     from scipy.stats import f
 
-    share = min(max(float((between - total * total / n) / apart), 0.0), 1.0)
+    share = min(between * UNIT / (n - 1), 1.0)
     statistic = share / max(1 - share, 1e-300) * (n - owners) / (owners - 1)
     return mean, sd, share, float(f.sf(statistic, owners - 1, n - owners))
 
 
-def association(counts: Sequence[int], shares: Sequence[Fraction], owners: int) -> tuple[float, float]:
+def association(counts: Sequence[int], shares: Sequence[float], owners: int) -> tuple[float, float]:
     """Cramér's V of words and owners, and the p-value of the chi-squared test."""
     n, filled = sum(counts), sum(c > 0 for c in counts)
     if owners < 2 or filled < 2:
         return np.nan, np.nan
     from scipy.stats import chi2
 
-    statistic = max(n * (float(sum(s / c for s, c in zip(shares, counts, strict=True) if c)) - 1), 0.0)
+    statistic = max(n * (sum(s / c for s, c in zip(shares, counts, strict=True) if c) - 1), 0.0)
     freedom = min(owners, filled) - 1
     return sqrt(min(statistic / n / freedom, 1)), float(chi2.sf(statistic, (owners - 1) * (filled - 1)))
 
@@ -302,51 +317,50 @@ def masked(counts: Sequence[int], least: int) -> list[float | str]:
 # -- the round -----------------------------------------------------------------------------------------------------
 
 
-def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> np.ndarray | None:
-    """The quartiles (p, 3) of the numbers; None if an owner's counts are missing."""
+def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> dict[str, Tensor] | None:
+    """The quartiles (p, 3) of the numbers, and `between` (p,): see `cells`. None if an owner's sums are missing."""
     (mean, sd), n = server.spreads().T[:2], server.found["known"].numpy()
-    out = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1)
+    out, between = np.repeat(np.where(n > 0, mean, 0)[:, None], 3, axis=1), np.zeros(len(n), np.int64)
     column = np.flatnonzero((n > 1) & (sd > 0))
     if not len(column):
-        return out
-    reach = FARTHEST * sd[column]
-    low, high, places = mean[column] - reach, mean[column] + reach, [range(3)] * len(column)
-    for _ in range(2):
-        size = len(column) * (CELLS + 2)
-        found = fed.total(
+        return tensors(quartiles=out, between=between)
+
+    def asked(method: str, counts: int, most: int, shared: Any, **more: Shape) -> Any:
+        return fed.total(
             clients,
-            "cells",
-            shared=tensors(column=column, low=low, high=high),
-            expect={"rows": Shape("int64", -(-size // 2))},
+            method,
+            shared={**shared, "most": most},
+            expect={**more, "rows": Shape("int64", bundles(counts, most))},
             min_replies=len(clients),
         )
-        if found is None:
-            return None
-        rows = np.cumsum(untwined(found.value["rows"].numpy(), size).reshape(-1, CELLS + 2), axis=1)
-        ends = []
-        for f, a, b, below, which in zip(column, low, high, rows, places, strict=True):
-            for q in which:
-                cell = int(np.clip(np.searchsorted(below, QUARTILES[q] * n[f]) - 1, 0, CELLS - 1))
-                width = (b - a) / CELLS
-                ends.append((f, a + cell * width, a + (cell + 1) * width, range(q, q + 1)))
-        column, low, high = (np.array([end[k] for end in ends]) for k in range(3))
-        places = [end[3] for end in ends]
-    for f, a, b, (q,) in zip(column, low, high, places, strict=True):
-        out[f, q] = roundest(a, b)
-    return out
 
-
-def roundest(low: float, high: float) -> float:
-    """The number in [low, high) with the fewest decimals, so that the quartile of whole numbers is one."""
-    if not low < high:
-        return low
-    size = floor(log10(high - low))
-    for digits in range(-size - 20, 20 - size):
-        step = Fraction(10) ** -digits
-        found = ceil(Fraction(low) / step) * step
-        if found < high:
-            return float(found)
-    return low
+    most = int(n.max())
+    moments = tensors(column=column, mean=mean[column], sd=sd[column])
+    found = asked("cells", len(column) * CELLS, most, moments, between=Shape("int64", len(column)))
+    if found is None:
+        return None
+    between[column] = found.value["between"].numpy()
+    rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
+    ends = []  # of each quartile: column, quartile, ends of its cell, rows of the column below and in it
+    for f, counts in zip(column, rows, strict=True):
+        below, cells = (
+            np.append(counts.cumsum(), n[f]),
+            ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f]),
+        )
+        for q, share in enumerate(QUARTILES):
+            at = int(np.clip(np.searchsorted(below, share * n[f]) - 1, 0, CELLS - 1))
+            ends.append((f, q, cells[at], cells[at + 1], below[at], below[at + 1] - below[at]))
+    which, _, low, high, _, inside = (np.array(part) for part in zip(*ends, strict=True))
+    most = int(inside.max())
+    found = asked("finer", len(ends) * (CELLS - 1), most, tensors(column=which, low=low, high=high))
+    if found is None:
+        return None
+    parts = unbundled(found.value["rows"].numpy(), len(ends) * (CELLS - 1), most).reshape(-1, CELLS - 1)
+    for (f, q, a, b, before, _), counts in zip(ends, parts, strict=True):
+        cells = ends_of_cells(a, b)
+        at = int(np.searchsorted(before + counts.cumsum(), QUARTILES[q] * n[f]))
+        out[f, q] = rounded(cells[at], cells[at + 1])
+    return tensors(quartiles=out, between=between)
 
 
 def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: StatsConfig, t: int) -> Iterator[str]:
@@ -356,9 +370,9 @@ def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: Sta
     sums = fed.total(clients, "moments", shared={"t": t}, expect=expected(server), min_replies=len(clients))
     if sums is None:
         return
-    server.found = sums.value
+    server.found = server.of(sums.value)
     found = quartiles(fed, server, clients)
-    server.found = {**server.found, **tensors(quartiles=found)} if found is not None else {}
+    server.found = {**server.found, **found} if found is not None else {}
     if found is None:
         return
     fed.call(clients, "learn", shared={"shares": server.constant()}, expect=None)
@@ -373,6 +387,7 @@ METHODS = (
         family="tables",
         config=StatsConfig,
         tasks=EVERY_TASK,
+        no_local="it trains nothing",
         round=round,
         client=StatsClient,
         server=StatsServer,

@@ -348,15 +348,17 @@ def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -
             "segments",
             shared={**tensors(column=asked.column, start=asked.start), "size": asked.size, "parts": asked.parts},
             expect={"rows": Shape("int64", len(asked.start), asked.parts)},
+            min_replies=len(clients),
         )
-        if found is None or len(found.ids) < len(clients):
+        if found is None:
             return None
         agreement.answer(found.value["rows"].numpy())
     by_word = [np.empty(0, np.int64)] * len(sizes)
     if any(sizes):
         shape = {"rows": Shape("int64", sum(sizes))}
-        found = fed.total(clients, "words_of", shared=tensors(sizes=np.array(sizes, np.int64)), expect=shape)
-        if found is None or len(found.ids) < len(clients):
+        asked_words = tensors(sizes=np.array(sizes, np.int64))
+        found = fed.total(clients, "words_of", shared=asked_words, expect=shape, min_replies=len(clients))
+        if found is None:
             return None
         by_word = np.split(found.value["rows"].numpy(), np.cumsum(sizes)[:-1])
     edges = [
@@ -383,8 +385,9 @@ def grow(fed: Federation, owners: tuple[int, ...], trees: Growth, statistics: in
             "histograms",
             shared={**shared, "splits": splits_tree(trees.splits), **tensors(**asked)},
             expect={"sums": Shape("int64", -(-size // 2))},
+            min_replies=len(owners),
         )
-        if found is None or found.ids != owners:
+        if found is None:
             return False
         trees.answer(histograms.untwined(found.value["sums"].numpy(), size).reshape(statistics, -1))
     return True

@@ -175,7 +175,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
                 if callable(reinitialize := getattr(module, "reset_parameters", None)):
                     reinitialize()
             network = HybridNetwork(cross, local, steps.principal_components(self), self.cfg)
-            self.network(network, selfsup.ScheduledOptimizer(self.cfg))
+            self.network(network, selfsup.ScheduledOptimizer(self.context.local.applied(self.cfg.optimize())))
         if self.cfg.aggregate and set(self.part((HEAD,))) != {f"{HEAD}weight", f"{HEAD}bias"}:
             raise MethodError(
                 "params.aggregate=true needs a network with a linear last layer `head` with a bias: choose another in "
@@ -336,5 +336,7 @@ METHODS = (
         server=FedHSSLActive,
         setting="vertical",
         tasks=EVERY_TASK,
+        local=("optimizer", "weight_decay", "clip", "class_weights"),
+        no_local="its pretraining has learning rates of its own",
     ),
 )

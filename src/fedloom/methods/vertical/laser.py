@@ -31,7 +31,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Party, floats
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Party, floats
 from fedloom.methods.vertical import steps
 
 
@@ -201,6 +201,7 @@ METHODS = (
         presets={"paper": PAPER},
         setting="vertical",
         tasks=EVERY_TASK,
+        local=EVERY_LOCAL,
         any_contributor=True,
     ),
 )

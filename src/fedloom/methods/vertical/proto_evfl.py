@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import Federation, Method, Party, floats
+from fedloom.core.page import EVERY_LOCAL, Federation, Method, Party, floats
 from fedloom.methods.features import class_means
 from fedloom.methods.vertical import proto_evfl_steps as proto
 from fedloom.methods.vertical import steps
@@ -171,7 +171,7 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
                 self.note("loss", self.minimize(self._loss, self.embedded[rows], steps.labels(self, rows)))
 
     def _loss(self, f: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(f), y)  # equation 14
+        return self.context.task.loss(self.model(f), y)  # equation 14
 
     def move_prototypes(self) -> None:
         """Lines 21, 22: equation 15 for the classes that have aligned rows, and the mean prior."""
@@ -267,6 +267,7 @@ METHODS = (
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
         paper="W. Guo et al.: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
         only_classes="it compares prototypes of classes",
+        local=EVERY_LOCAL,
         family="vertical",
         config=proto.ProtoEVFLConfig,
         round=round,

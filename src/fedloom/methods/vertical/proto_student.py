@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.page import Method
+from fedloom.core.page import EVERY_LOCAL, Method
 from fedloom.methods.vertical import proto_evfl, steps
 from fedloom.methods.vertical import proto_evfl_steps as proto
 
@@ -120,6 +120,7 @@ METHODS = (
         title="Proto-EVFL's messages; extractors trained on pseudo-labels from prototypes",
         paper="none; of this library, on Proto-EVFL's protocol",
         only_classes="it compares prototypes of classes",
+        local=EVERY_LOCAL,
         family="vertical",
         config=ProtoStudentConfig,
         round=proto_evfl.round,

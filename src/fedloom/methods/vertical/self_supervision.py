@@ -5,16 +5,14 @@ p, z (B, d) are predictions and projections. Views come from torch's generator, 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.optim import Optimizer, Rate
-from fedloom.methods.vertical.steps import SplitConfig
+from fedloom.core.optim import SGD, Adam, Rate
 
 
 def disagreement(p: Tensor, z: Tensor) -> Tensor:
@@ -111,29 +109,29 @@ def corrupted(x: Tensor, share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ScheduledOptimizer:
-    """The optimizer of a config with the learning rate in its state, so that a party can change it."""
+    """An optimizer with the learning rate in its state, so that a party can change it."""
 
-    cfg: SplitConfig
+    base: SGD | Adam
+
+    @property
+    def clip(self) -> float | None:
+        """See `Optimizer.clip`."""
+        return self.base.clip
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """The slots of the optimizer and the rate ()."""
-        rate = torch.tensor(self.cfg.lr, dtype=torch.float64, device=flat.device)
-        return {**self.cfg.optimize().slots(flat), "rate": rate}
+        rate = torch.tensor(self.base.lr, dtype=torch.float64, device=flat.device)
+        return {**self.base.slots(flat), "rate": rate}
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
         """The rate, and the other numbers of this step."""
         rate = float(slots["rate"])
-        return rate, *_at(self.cfg, rate).tick(slots)
+        return rate, *replace(self.base, lr=rate).tick(slots)
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
         """A step of the optimizer at this rate."""
         rate, *others = rates
-        _at(self.cfg, float(rate)).move(w, g, slots, *others)
-
-
-@lru_cache(maxsize=64)
-def _at(cfg: SplitConfig, rate: float) -> Optimizer:
-    return cfg.model_copy(update={"lr": rate}).optimize()
+        replace(self.base, lr=float(rate)).move(w, g, slots, *others)
 
 
 def at_rate(opt: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:

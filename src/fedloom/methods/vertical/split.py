@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from fedloom.core.page import (
     BATCH_CACHE,
+    EVERY_LOCAL,
     EVERY_TASK,
     Federation,
     MessageError,
@@ -216,6 +217,7 @@ SPLIT = Method(
     presets={"paper": PAPER},
     setting="vertical",
     tasks=EVERY_TASK,
+    local=EVERY_LOCAL,
 )
 
 METHODS = (

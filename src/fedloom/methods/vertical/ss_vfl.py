@@ -96,7 +96,7 @@ class SSVFLPassive(Party[SSVFLConfig]):
         body, pictures = self.context.build(), self.data.pool.dim() == 4
         with self.seeded("heads"):
             network = PretrainedExtractor(body, self.cfg, steps.principal_components(self), pictures=pictures)
-        self.network(network, selfsup.ScheduledOptimizer(self.cfg))
+        self.network(network, selfsup.ScheduledOptimizer(self.context.local.applied(self.cfg.optimize())))
 
     def teach(self, *, t: int) -> None:
         """Phase 1: steps on batches of all own rows."""
@@ -150,5 +150,7 @@ METHODS = (
         server=SplitActive,
         setting="vertical",
         tasks=EVERY_TASK,
+        local=("optimizer", "weight_decay", "clip", "class_weights"),
+        no_local="its pretraining has learning rates of its own",
     ),
 )

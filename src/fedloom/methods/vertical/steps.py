@@ -22,7 +22,6 @@ from fedloom.core.page import (
     Federation,
     MethodConfig,
     MethodError,
-    Optimizer,
     Party,
     aligned_plan,
     floats,
@@ -284,7 +283,7 @@ class SplitConfig(MethodConfig):
         """Epochs over the aligned rows."""
         return self.epochs
 
-    def optimize(self, *, active: bool = False) -> Optimizer:
+    def optimize(self, *, active: bool = False) -> SGD | Adam:
         """The optimizer of a passive party, or of the active one."""
         rate = self.active_lr if active and self.active_lr is not None else self.lr
         if self.optimizer == "sgd":

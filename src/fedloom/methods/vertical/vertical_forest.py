@@ -288,6 +288,7 @@ VERTICAL_FOREST = Method(
     paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
     family="vertical",
     only_classes="its leaves hold the shares of classes",
+    no_local="trees have no optimizer and count each row once",
     config=VerticalForestConfig,
     round=round,
     client=BinsParty,

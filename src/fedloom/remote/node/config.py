@@ -16,7 +16,7 @@ from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
 from fedloom.data.grammar import MISSING_WORDS, Decimal
-from fedloom.data.options import DataOptions, Missing, OwnFile
+from fedloom.data.options import DataOptions, Encoding, Missing, OwnFile
 from fedloom.data.roles import allowed
 from fedloom.data.schema import check_own
 from fedloom.experiment.config.run import RunConfig
@@ -60,7 +60,12 @@ class NodeData(FileSection):
     """Mean and s.d. of a `label` that is a number, which a run must have agreed on; in place of `classes` (rows)."""
     categories: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     """The words of each column that is a category, "?" for a missing one: a run has these, and another word in the file
-    counts as none of them (rows). Other columns in `keep` are numbers."""
+    counts as none of them (rows). Other columns in `keep` are numbers, but for those of `encode`."""
+    encode: Mapping[str, Encoding] = Field(default_factory=dict)
+    """The columns that are texts or dates: a run has the same (rows)."""
+    lacks: tuple[str, ...] = ()
+    """Columns that the file does not have: a run with `data.missing_columns = "allow"` may take them as missing here
+    (rows)."""
     group: str | None = None
     """The column of the rows' owners (rows)."""
     owner: str | None = None
@@ -129,7 +134,7 @@ class NodeData(FileSection):
         if self.dataset is None and self.root is not None:
             raise ValueError("root needs dataset; remove it")
         words = ("keep", "drop", "label", "group", "owner", "missing", "test", "people", "max_answers", "ids_total",
-                 "classes", "categories", "reply_every")  # fmt: skip
+                 "classes", "categories", "encode", "lacks", "reply_every")  # fmt: skip
         if self.rows is None and (given := [name for name in words if getattr(self, name)]):
             raise ValueError(f"{given[0]} needs rows; remove it, as a run says it of a dataset")
         if self.owner is not None and self.group is None:
@@ -144,7 +149,7 @@ class NodeData(FileSection):
             self.label, self.group, self.id, self.drop, self.keep, test=column, missing_words=self.missing_words,
             decimal=self.decimal,
         )  # fmt: skip
-        return OwnFile(options, self.owner, self.missing, share, self.classes, self.categories)
+        return OwnFile(options, self.owner, self.missing, share, self.classes, self.categories, self.encode, self.lacks)
 
 
 Role = Literal["submit", "approve", "stop", "audit"]
@@ -167,7 +172,8 @@ class NodeConfig(FileSection):
     """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
-    noticed. None for none."""
+    noticed, and nothing more is charged until `fedloom node NODE.toml --accept-restored`, which counts the whole ε.
+    None for none."""
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
     """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
     of names, without addresses, is for a transport of another kind, such as Flower's."""
@@ -352,7 +358,12 @@ def _violations(
         yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:
         options = data.own.options
-        if others := [column.name for column in form.columns if not allowed(column.name, options)]:
+        lacking = [column.name for column in form.columns if column.name in data.lacks]
+        if lacking and run.data.missing_columns != "allow":
+            names = ", ".join(map(ascii, lacking))
+            yield f"columns {names} of {run.data.name} are missing here: leave them out, or set data.missing_columns"
+        present = [column for column in form.columns if column.name not in lacking]
+        if others := [column.name for column in present if not allowed(column.name, options)]:
             kept = ", ".join(data.keep) + (f", except {', '.join(data.drop)}" if data.drop else "")
             names = ", ".join(map(ascii, others))
             yield f"columns {names} of {run.data.name} are not allowed here; allowed: {kept if data.keep else 'none'}"
@@ -365,10 +376,12 @@ def _violations(
             yield words
         if form.label != data.label:
             yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
-        for column in form.columns:
+        for column in present:
             own_words = data.categories.get(column.name, ())
             if {*column.categories} != {*own_words}:
                 yield f"categories of {column.name!a} must be those of this node: {_listed(own_words)}"
+            if column.encode != data.encode.get(column.name):
+                yield f"encode of {column.name!a} must be that of this node: {data.encode.get(column.name) or 'none'}"
     if form is not None and data.rows is not None and form.label_scale != data.label_scale:
         yield f"label_scale of {run.data.name} must be that of this node, {data.label_scale or 'none'}"
     if form is not None and data.rows is not None and {*form.classes} != {*data.classes}:

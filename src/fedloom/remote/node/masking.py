@@ -40,6 +40,7 @@ class _Sum:
         certificates, sealed: certificates and sealed shares by their owners' names.
         round, method: of the call that it is for.
         arguments: their hash, once they were answered.
+        whole: whether all nodes of the list must be in it.
     """
 
     member: SumMember
@@ -48,6 +49,7 @@ class _Sum:
     certificates: dict[str, bytes]
     sealed: dict[str, bytes] = field(default_factory=dict)
     arguments: str = ""
+    whole: bool = False
 
 
 class SumRecord:
@@ -181,19 +183,23 @@ class SumKeeper:
             if name not in self._allowed:
                 raise refused(f"{name!a} is not a peer of this node in this run, so this node adds nothing with it")
         step = request["step"]
-        if step in ("shares", "agree") and len(names) < self._least:
+        if step in ("shares", "list", "agree") and len(names) < self._least:
             raise refused(f"this node adds with at least {self._least} nodes (min_sum), not {len(names)}")
         if step == "keys":
             return self._begin(request, self._participants.unwanted(request["method"], request["round"], names))
         now = self._sum(request["sum"])
-        if step in ("shares", "agree"):
+        if step in ("shares", "list", "agree"):
             self._participants.take(now.method, now.round, names)
-        if len(parts) != (4 * len(names) if step == "shares" else 0 if step == "agree" else len(names)):
+        if len(parts) != (4 * len(names) if step in ("shares", "list") else 0 if step == "agree" else len(names)):
             raise MessageError("a step of a sum has another number of parts")
-        if step == "shares":
+        if step in ("shares", "list"):
             now.certificates.update(zip(names, parts[3::4], strict=True))
-            keys = map(Keys, parts[0::4], parts[1::4], parts[2::4])
-            sealed = now.member.shares(dict(zip(names, keys, strict=True)))
+            keys = dict(zip(names, map(Keys, parts[0::4], parts[1::4], parts[2::4]), strict=True))
+            if step == "list":
+                now.member.list_all(keys)
+                now.whole = True
+                return payload.pack({"names": []})
+            sealed = now.member.shares(keys)
             return payload.pack({"names": [*sealed]}, *sealed.values())
         if step == "deliver":
             now.sealed = dict(zip(names, parts, strict=True))
@@ -235,6 +241,9 @@ class SumKeeper:
         )
         now.arguments = message.digest({"method": request["method"], "shared": shared})
         self._record.keep(now.arguments, names)
+        if now.whole:
+            del self._sums[request["mask"]["sum"]]
+            return torch.from_numpy(now.member.mask_all(x, asked).view("int64"))
         return torch.from_numpy(now.member.mask(x, asked, now.sealed).view("int64"))
 
     def _begin(self, request: Mapping[str, Any], unwanted: Sequence[str]) -> bytes:

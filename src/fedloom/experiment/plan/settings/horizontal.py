@@ -17,7 +17,9 @@ from fedloom.data.encoder import decoded
 from fedloom.data.options import DataOptions, OwnFile
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.split import hold_out, public_hash, rows_hash
+from fedloom.data.standalone import VERSION
 from fedloom.data.stats import describe
+from fedloom.data.text_and_dates import DateParts, HashedText
 from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import ColumnsConfig
 from fedloom.experiment.plan.assignment import (
@@ -210,12 +212,13 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
         DataError: the rows do not fit the schema, or are too few.
     """
     assert run.data.row_schema is not None
-    form, name, device = run.data.row_schema.build(run.data.missing), run.data.name, run.engine.device
+    may = run.data.missing_columns
+    form, name, device = run.data.row_schema.build(run.data.missing, may), run.data.name, run.engine.device
     owner = files.own or OwnFile(DataOptions())
     how = owner.missing or run.data.missing
     if how == "refuse" and files.own is not None:
         how = "median"  # a run that failed would tell of a gap; a node's owner is told when it starts
-    own_form = run.data.row_schema.build(how)
+    own_form = run.data.row_schema.build(how, may)
     public, own = _public(run, files, form), None
     if files.rows is not None and (at is not None or run.data.server_rows):
         own = read_rows(files.rows, own_form, name, files.own)
@@ -252,6 +255,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None, promises: bool,
     of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
     server = rows_hash(own.x) if own is not None and server_rows else ""
     about = schema(form.kind, form.input_shape, form.classes, form.columns)
+    about |= {"encoder": VERSION} if any(isinstance(rule, HashedText | DateParts) for rule in form.table) else {}
     about |= {} if form.classes else {"target": list(form.target)}
     common = digest(f"{about}\n{of_public}")
     data = DataAssignment(
