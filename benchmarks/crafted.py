@@ -83,7 +83,7 @@ def first_embeddings(seed: int) -> Iterator[Line]:
         probe = explained(sent[half:], x[half:].flatten(1), (sent[:half], x[:half].flatten(1)))
         yield (
             "split",
-            f"first embeddings, known seed ({data})",
+            f"first embeddings, {'known' if secret is None else 'secret'} start ({data})",
             "columns",
             of_variance(guess.detach(), x, known),
             max(0.0, probe),
