@@ -199,7 +199,7 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
 
 
 def _said(task: Task) -> str:
-    if task.kind == "classes":
+    if isinstance(task, Classes):
         return f"{task.width} classes"
     return f"a number of mean {task.shift:g} and s.d. {task.scale:g}{' with its variance' if task.variance else ''}"
 

@@ -36,7 +36,7 @@ from fedloom.core.network import Network
 from fedloom.core.optim import SGD
 from fedloom.core.paths import cache_folder, callable_at, locked, write_atomically
 from fedloom.core.rng import stream
-from fedloom.core.task import Task
+from fedloom.core.task import Number, Task
 from fedloom.data.dataset import Dataset
 from fedloom.experiment.plan import weights
 from fedloom.experiment.plan.assignment import task_of, training_labels
@@ -280,7 +280,7 @@ def _held_out(training: Training, network: Network) -> dict[str, float | int]:
         found, y = task.predicted(network.infer(x)).cpu().numpy(), labels[rows]
         total += float(((found - y) ** 2).sum()) if task.kind == "number" else int((found == y).sum())
     mean = total / max(1, len(others))
-    score = {"rmse": mean**0.5 * task.scale} if task.kind == "number" else {"accuracy": mean}
+    score = {"rmse": mean**0.5 * task.scale} if isinstance(task, Number) else {"accuracy": mean}
     return {**score, "test_rows": len(others)}
 
 
