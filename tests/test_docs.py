@@ -312,8 +312,8 @@ def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:
     assert len(entries) <= 20
     results = {"cases", "results"}
     counted = [p for p in PAGES if p.parent.name not in results and p.name != "speed.md"]
-    assert sum(len(page.read_text().split()) for page in counted) < MOST_WORDS
+    assert sum(any(map(str.isalnum, word)) for page in counted for word in page.read_text().split()) < MOST_WORDS
 
 
-MOST_WORDS = 50_300
-"""Words of all pages but those of results."""
+MOST_WORDS = 45_700
+"""Words of all pages but those of results. The bars and rules of tables are no words."""

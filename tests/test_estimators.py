@@ -73,3 +73,16 @@ def test_numbers_are_predicted_in_their_own_unit() -> None:
     linear: dict[str, Any] = {"models": "linear", "params": {"lr": 0.1}, "random_state": 0}
     shared = FederatedRegressor("fedavg", **linear).fit(rows, price, groups=owners)
     assert 0.5 < shared.score(rows, price) < 0.95  # the owners' levels differ
+
+
+def test_weights_of_classes_go_by_the_labels() -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["a", "b", "c"])[y]
+    settings = {"local": {"class_weights": {"c": 50.0}, "optimizer": "adam"}}
+    weighted, plain = (
+        FederatedClassifier(iterations=3, settings=each, random_state=0).fit(X, names) for each in (settings, {})
+    )
+    assert weighted.predict_proba(X)[:, 2].mean() > plain.predict_proba(X)[:, 2].mean() + 0.1
+    assert weighted.summary_["local"]["class_weights"] == {"2": 50.0}
+    with pytest.raises(ValueError, match="y has no class 'd', but a, b, c"):
+        FederatedClassifier(settings={"local": {"class_weights": {"d": 2.0}}}).fit(X, names)

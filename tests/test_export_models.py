@@ -178,9 +178,9 @@ def test_gaps_words_texts_and_dates_are_read_alike(tmp_path: Path) -> None:
     )
     columns = TableEncoder(rules).to_dict()["columns"]
     inputs = ModelInputs(
-        kind="table", shape=(21,), columns=tuple(columns), fill=(0.5, *[0.0] * 20), mean=(1.0,) * 21, scale=(2.0,) * 21
+        kind="table", shape=(23,), columns=tuple(columns), fill=(0.5, *[0.0] * 22), mean=(1.0,) * 23, scale=(2.0,) * 23
     )
-    layer = torch.nn.Linear(21, 2)
+    layer = torch.nn.Linear(23, 2)
     values = {"fedloom": "0", "owner": "client-0", "method": "fedavg", "eval_mode": "", "round": 1, "norm": None}
     values |= {"classes": ("a", "b"), "model": None, "inputs": inputs}
     code = source(torch.fx.symbolic_trace(torch.nn.Sequential(layer)))
@@ -204,7 +204,7 @@ def test_gaps_words_texts_and_dates_are_read_alike(tmp_path: Path) -> None:
     np.testing.assert_allclose(x[:, 1], [-0.5, 0, 0])  # the indicator of a missing number
     np.testing.assert_allclose(x[:, 2:5] * 2 + 1, [[0, 0, 1], [1, 0, 0], [0, 0, 0]])
     assert np.isclose(np.linalg.norm(x[0, 5:13] * 2 + 1), 1)
-    np.testing.assert_allclose(x[:, 20] * 2 + 1, [0, 1, 0])
+    np.testing.assert_allclose(x[:, 22] * 2 + 1, [0, 1, 0])
     (tmp_path / "my.csv").write_text("size,color,note,seen\n1,red,a,01/31/2022\n")
     with pytest.raises(DataError, match="must hold a date, the day first"):
         loaded.predict(tmp_path / "my.csv")

@@ -15,7 +15,7 @@ import pytest
 import fedloom
 from fedloom import methods
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, ModelError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, owners_of, read_owners, run_trial
@@ -273,15 +273,17 @@ def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     y = 100 + 20 * (x @ rng.normal(size=20) + rng.normal(size=240))
     columns: dict[str, Any] = {f"c{j}": x[:, j] for j in range(20)} | {"site": [f"s{i}" for i in owner]}
     words: dict[str, Any] = {"label": "price", "group": "site", "repeats": 2, "methods": ["fedglm"]}
-    trial = fedloom.trial({**columns, "price": y}, alone=["logistic"], **words)
+    trial = fedloom.trial({**columns, "price": y}, alone=["ridge"], **words)
     assert trial.metric == "rmse" and {card.decision for card in trial.owners.values()} == {"join"}
     card = trial.owners["s0"]
     assert card.alone is not None and card.federated is not None and -45 < card.alone < card.federated < -19
     assert "Join with fedglm: RMSE lower by +" in str(trial) and card.partners is not None
-    cents = fedloom.trial({**columns, "price": 100 * y}, alone=["logistic"], **words)
+    cents = fedloom.trial({**columns, "price": 100 * y}, alone=["ridge"], **words)
     assert cents.owners["s0"].gain == pytest.approx(card.gain, rel=0.02)
     with pytest.raises(ConfigError, match="metric must be one of rmse, mae, r2 for this label, not 'auc'"):
         fedloom.trial({**columns, "price": y}, metric="auc", **words)
+    with pytest.raises(ModelError, match=r"logistic cannot predict a number: choose one of .*ridge"):
+        fedloom.trial({**columns, "price": y}, alone=["logistic"], **words)
     with pytest.raises(ConfigError, match="fedal cannot be tried"):
         fedloom.trial({**columns, "price": y}, **{**words, "methods": ["fedal"]})
 

@@ -5,10 +5,11 @@
 
 For each method: accuracy on the clients' own test rows, after fine-tuning where the method has it (in vertical runs: of
 the joint prediction), mean over seeds; the difference to the first method, or the one that `--base` names, paired by
-seed, with its 95 % interval; the megabytes of a run, and the seconds of its rounds, without evaluation. `--auc` has the
-area under the ROC curve times 100 in place of accuracy, without fine-tuning. With `--ratio`, test rows per training
-row, the interval is that of the corrected resampled t statistic (Nadeau and Bengio 2003), for seeds that split the same
-rows anew; without it, that of the paired t statistic.
+seed, with its 95 % interval; the megabytes of a run, and the seconds of its rounds, without evaluation. Of a number to
+predict it is the root mean squared error in the number's unit, of which less is better. `--auc` has the area under the
+ROC curve times 100 in place of accuracy, without fine-tuning. With `--ratio`, test rows per training row, the interval
+is that of the corrected resampled t statistic (Nadeau and Bengio 2003), for seeds that split the same rows anew;
+without it, that of the paired t statistic.
 With `--over clients` it is over clients, each with its mean over seeds, for a fixed split.
 """
 
@@ -24,12 +25,21 @@ WIDTH, ROW, LEFT = 640, 24, 190
 
 
 def values(result: dict[str, Any], auc: bool = False) -> list[float]:
-    """The accuracy or AUC of each client, in per cent, or that of the joint prediction."""
+    """The accuracy or AUC of each client, in per cent, or that of the joint prediction; or the error of a number."""
     if auc:
         each = result["scores"]["auc"] if result.get("scores") else result["client_scores"]["own auc"]["per_client"]
         return [100 * a for a in (each if isinstance(each, list) else [each])]
-    measure = result["eval_modes"].get("tuned") or result["own_accuracy"] or result["accuracy"]
+    tuned = result["eval_modes"].get("tuned")
+    if is_number(result):
+        measure = tuned or result["own_rmse"] or result["rmse"]
+        return [float(a) for a in measure.get("per_client") or [measure["mean"]]]
+    measure = tuned or result["own_accuracy"] or result["accuracy"]
     return [100 * a for a in measure.get("per_client") or [measure["mean"]]]
+
+
+def is_number(result: dict[str, Any]) -> bool:
+    """Whether the run predicts a number."""
+    return bool(result.get("task") == "number")
 
 
 def seconds(result: dict[str, Any]) -> float:
@@ -74,8 +84,8 @@ def signed(number: float) -> str:
     return f"{number:+.1f}".replace("-", "−")
 
 
-def picture(rows: list[tuple[str, float, float, float]], title: str) -> str:
-    """A forest plot of differences with their intervals, as SVG."""
+def picture(rows: list[tuple[str, float, float, float]], title: str, better: int = 1) -> str:
+    """A forest plot of differences with their intervals, as SVG. `better`: 1 if more is, -1 if less is."""
     reach = max(1.0, *(abs(x) for _, *bounds in rows for x in bounds))
     place = lambda x: LEFT + (WIDTH - LEFT - 20) * (x + reach) / (2 * reach)
     axis, height = ROW * (len(rows) + 0.4), ROW * (len(rows) + 2)
@@ -93,7 +103,8 @@ def picture(rows: list[tuple[str, float, float, float]], title: str) -> str:
         )
     for n, (name, mean, low, high) in enumerate(rows):
         y = ROW * (n + 0.8)
-        color = "#1a7f37" if low > 0 else "#b42318" if high < 0 else "#57606a"
+        worst, best = sorted((better * low, better * high))
+        color = "#1a7f37" if worst > 0 else "#b42318" if best < 0 else "#57606a"
         parts += [
             f'<text x="{LEFT - 10}" y="{y + 4:.1f}" font-size="13" text-anchor="end">{name}</text>',
             f'<line x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{color}"/>',
@@ -117,7 +128,8 @@ def main() -> None:
     first = options.base or next(iter(found))
     seeds = sorted(found[first])
     base = [values(found[first][seed], options.auc) for seed in seeds]
-    what = "AUC" if options.auc else "accuracy"
+    number = is_number(found[first][seeds[0]])
+    what = "AUC" if options.auc else "RMSE" if number else "accuracy"
     print(f"| method | {what} | minus {first} | 95 % interval | MB | s |\n|---|---|---|---|---|---|")
     drawn = []
     for name, results in found.items():
@@ -132,7 +144,8 @@ def main() -> None:
         if name != first:
             drawn.append((name, gap.mean, gap.low, gap.high))
     if options.picture:
-        options.picture.write_text(picture(drawn, f"points of {what} minus {first}, with 95 % intervals"))
+        title = f"{what} minus {first}, less is better" if number else f"points of {what} minus {first}"
+        options.picture.write_text(picture(drawn, f"{title}, with 95 % intervals", -1 if number else 1))
 
 
 if __name__ == "__main__":

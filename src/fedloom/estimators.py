@@ -19,6 +19,9 @@ from torch import nn
 from fedloom.api import run
 from fedloom.core.errors import FedloomError
 
+SHOWN = 10
+"""Maximum number of classes in a message."""
+
 
 class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators have in common: the parameters, standardized rows, and the run that trains."""
@@ -63,6 +66,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         settings: dict[str, Any] = {"evaluate": {"points": 1}, **task, **owners, **(self.settings or {})}
         settings |= {"iterations": self.iterations, "seed": seed, "params": dict(self.params or {})}
+        if isinstance(local := settings.get("local"), Mapping):
+            settings["local"] = self._coded(local)
         try:
             result = run(self.method, data=rows, test=rows, models=self.models or "mlp", **settings)
             self.models_ = [result.model] if result.model is not None else result.models
@@ -82,6 +87,19 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         numbers = np.searchsorted(self.owners_, groups)
         every = np.stack([_asked(model, x, read) for model in self.models_])
         return np.asarray(every[numbers, np.arange(len(x))])
+
+    def _coded(self, local: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of local training with the codes of classes, by which the run knows them, in place of labels.
+
+        Raises:
+            ValueError: weights of a class that is not among the labels.
+        """
+        weights, names = local.get("class_weights"), [str(label) for label in getattr(self, "classes_", ())]
+        if not isinstance(weights, Mapping) or not names:
+            return {**local}
+        if unknown := [str(label) for label in weights if str(label) not in names]:
+            raise ValueError(f"local.class_weights: y has no class {unknown[0]!r}, but {', '.join(names[:SHOWN])}")
+        return {**local, "class_weights": {names.index(str(label)): weight for label, weight in weights.items()}}
 
     def _standardized(self, X: np.ndarray) -> np.ndarray:
         return np.asarray((X - self.mean_) / self.scale_, dtype=np.float32)

@@ -73,6 +73,8 @@ def test_a_table_in_every_form_is_one_data_set(table: Any, tmp_path_factory: pyt
     table.to_parquet(folder / "table.parquet")
     objects = table.astype(object).where(table.notna(), None)
     objects["seen"] = [str(at) for at in table["seen"]]
+    arrow = pyarrow.Table.from_pandas(table, preserve_index=False)
+    views = pyarrow.array(list(table["text"]), pyarrow.string_view())  # the text of Polars
     forms: list[tuple[Any, dict[str, Any]]] = [
         (folder / "comma.csv", {}),
         (folder / "semicolon.csv", {"decimal": ","}),
@@ -82,7 +84,9 @@ def test_a_table_in_every_form_is_one_data_set(table: Any, tmp_path_factory: pyt
         (objects, {}),
         (table.convert_dtypes(), {}),
         (table.astype({"word": "category", "site": "category"}), {}),
+        (table.astype({"seen": "datetime64[ms]"}), {}),
         (pyarrow.Table.from_pandas(table, preserve_index=False), {}),
+        (arrow.set_column(arrow.column_names.index("text"), "text", views), {}),
         ({name: list(objects[name]) for name in table}, {}),
     ]
     prints = []

@@ -14,6 +14,7 @@ from fedloom.core.errors import DataError
 from fedloom.data.own import read_data
 from fedloom.deploy import load_model
 from fedloom.experiment.config.data import DataConfig
+from fedloom.experiment.stats import stats
 
 pandas = pytest.importorskip("pandas")
 KNOWN: dict[str, Any] = {"label": "ill", "missing_columns": "allow"}
@@ -63,7 +64,7 @@ def test_different_columns_are_refused_with_the_setting(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r'Set data\.missing_columns = "allow"'):
         fedloom.run("local", data=[part.drop(columns="site") for part in frames()], label="ill", rounds=1)
     parts = [part.drop(columns="site") for part in frames()]
-    result = fedloom.run("fedavg", data=parts, rounds=1, models="linear", clients_per_round="none", **KNOWN)
+    result = fedloom.run("fedavg", data=parts, rounds=1, models="linear", **KNOWN)
     assert result.summary["clients"] == 2
     assert DataConfig(missing_columns="allow").missing == "indicator"
     with pytest.raises(ValueError, match="makes missing values"):
@@ -84,11 +85,18 @@ def test_an_indicator_says_at_an_owner_that_lacks_a_column_that_it_does() -> Non
     assert not scaled["age"][west].any() and scaled["age"][~west].std() == pytest.approx(1, abs=1e-4)
 
 
+def test_statistics_count_who_has_a_column() -> None:
+    found = stats(pandas.concat(frames()), label="ill", group="site")
+    numbers, _ = found.tables
+    assert {row[0]: row[1:3] for row in numbers.rows} == {"age": (60, 60), "dose": (120, 0)}
+    assert "Columns of texts and dates are left out: note, seen." in found.notes
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedboost"])
 def test_a_file_without_a_column_that_an_owner_lacked_predicts(method: str, tmp_path: Path) -> None:
     data = pandas.concat(frames())
-    result = fedloom.run(method, data=data, group="site", rounds=3, out=str(tmp_path / "run"),
-                         **KNOWN, **({"models": "linear"} if method == "fedavg" else {}))  # fmt: skip
+    more: dict[str, Any] = {**KNOWN, **({"models": "linear"} if method == "fedavg" else {})}
+    result = fedloom.run(method, data=data, group="site", rounds=3, out=str(tmp_path / "run"), **more)
     result.export(tmp_path / "models")
     folder = tmp_path / "models" / ("west" if method == "fedavg" else "server")
     folder = folder if folder.is_dir() else tmp_path / "models" / "west"

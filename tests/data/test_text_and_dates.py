@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
 from fedloom.data.encoder import TableEncoder
+from fedloom.data.options import DataOptions
 from fedloom.data.own import read_data
+from fedloom.data.sources import load_raw
 from fedloom.data.standalone import date_numbers, hashed_text, moment_of
 from fedloom.data.text_and_dates import DateParts, HashedText, hashed_texts
 
@@ -52,7 +54,7 @@ def test_long_and_many_texts() -> None:
 
 def test_a_date_is_years_and_points_of_circles() -> None:
     at = moment_of("2000-01-01 06:00", "iso")
-    assert at is not None and date_numbers(at) == [round(0.25 / 365.2425, 9), 0, 1, -0.974928, -0.222521, 1, 0]
+    assert at is not None and date_numbers(at) == [round(0.25 / 365.2425, 9), 0, 1, 0, 1, -0.974928, -0.222521, 1, 0]
     assert moment_of("1850-12-31T23:30-01:00", "iso") == datetime(1851, 1, 1, 0, 30, tzinfo=UTC)
     assert moment_of("03/04/2022", "month") == moment_of("04.03.2022", "day") == moment_of("2022-03-04", "iso")
     assert moment_of("03/04/2022", "iso") is None and moment_of("week 1", "day") is None
@@ -113,4 +115,10 @@ def test_the_rules_are_kept_as_data() -> None:
     with pytest.raises(DataError, match="is hashed by 'words-0', but this version has"):
         TableEncoder.from_dict(wrong)
     x = encoder.transform({"note": ["a tie", ""], "seen": ["01.02.2024", ""]})
-    assert x.shape == (2, 16) and np.isnan(x[1, 8:15]).all() and x[:, 15].tolist() == [0, 1]
+    assert x.shape == (2, 18) and np.isnan(x[1, 8:17]).all() and x[:, 17].tolist() == [0, 1]
+
+
+def test_methods_for_columns_refuse_texts_and_dates(tmp_path: Path) -> None:
+    pandas.DataFrame(table(seen=["2024-01-01", "2024-01-02"] * 20)).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(DataError, match=r"\['seen'\] of .* hold texts or dates"):
+        load_raw(str(tmp_path / "t.csv"), options=DataOptions("y"))

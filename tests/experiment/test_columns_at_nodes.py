@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.schema import check_own
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import build_party, for_nodes
@@ -122,3 +122,19 @@ def test_an_owner_is_told_when_the_node_starts(words: dict[str, Any], problem: s
             .data["wards"]
             .own,
         )
+
+
+def test_an_agreed_scale_leaves_texts_and_circles_and_scales_the_years_of_dates(tmp_path: Path) -> None:
+    rows = table(tmp_path / "ann.csv", "ann")
+    run = at_nodes(row_schema={**SCHEMA, "scale": {"age": [60, 10], "seen": [2024.5, 0.5]}})
+    own = node_file(tmp_path, rows, **ANN).data["wards"].own
+    found = build_party(for_nodes(build(run, PrivateData())), 0, PrivateData(rows=rows, own=own)).party.context.data
+    assert found is not None
+    form = run.data.row_schema.build("indicator", "allow")
+    x = dict(zip(form.columns, found.every.T, strict=True))
+    assert float(x["seen year"][0]) == pytest.approx((24 + 31 / 366 - 24.5) / 0.5, abs=0.01)
+    fixed = torch.stack([x[name] for name in form.columns if "#" in name or " sin" in name or " cos" in name])
+    assert float(fixed.abs().max()) <= 1 and float(fixed[:32, 1].norm()) == pytest.approx(1, abs=1e-5)
+    assert (x["ward=?"] == 1).all() and (x["seen missing"] == 0).all()
+    with pytest.raises(ConfigError, match="each column of numbers or dates and of no other"):
+        at_nodes(row_schema={**SCHEMA, "scale": {"age": [60, 10]}})

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import tomllib
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
@@ -282,3 +285,20 @@ def test_a_client_that_mislabels_trains_on_false_labels_and_is_tested_on_true_on
             which = torch.arange(len(rows))
             assert torch.equal(rows.y(which), b.tests[name].y(which))
     assert Faults(liars=(1,), lie="labels").draw(0, 0, 0, 1) is None
+
+
+def settings_of(section: type[BaseModel], place: str = "") -> Iterator[tuple[str, str]]:
+    """The full names of all settings of a section and of its tables, and what is said of each."""
+    for name, field in section.model_fields.items():
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if tables:
+            yield from settings_of(tables[0], f"{place}{name}.")
+        else:
+            yield f"{place}{name}", field.description or ""
+
+
+def test_the_reference_of_settings_says_something_of_each() -> None:
+    said = dict([*settings_of(RunConfig), *settings_of(config.CompareConfig, "compare.")])
+    assert len(said) > 100 and "data.label_scale" in said
+    assert not [name for name, words in said.items() if len(words) < 10]

@@ -1,5 +1,6 @@
 """Runs that predict a number: their unit, their scale, engines, and methods that refuse."""
 
+import json
 import re
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.core import evaluation
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.own import read_data
 from fedloom.deploy.models import load_model
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import PLANNERS
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.reading import check
+from fedloom.experiment.plan.weights import read_card
 from fedloom.methods import registry
 
 OWNERS, ROWS = 3, 40
@@ -141,9 +143,9 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
     else:
         rows = 10 if {"server rows", "pretrained server model", "pretrained encoder"} & {*method.needs} else 0
         given |= {"data": table, "label": "price", "group": "owner", "public_rows": 20, "server_rows": rows}
+    if {"pretrained server model", "pretrained encoder"} & {*method.needs}:
+        given |= {"pretrained": {"model": "mlp", "epochs": 1}}
     if "number" not in method.tasks:
-        if {"pretrained server model", "pretrained encoder"} & {*method.needs}:
-            given |= {"pretrained": {"model": "mlp", "epochs": 1}}
         with pytest.raises(ConfigError, match=f"{name} cannot predict a number.*Methods that can: .*"):
             fedloom.run(name, **given)
         return
@@ -151,11 +153,67 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
     assert found.summary["task"] == "number" and 0 < found.rmse < np.inf
 
 
+@pytest.mark.parametrize("method", ["split", "laser-vfl", "fedhssl"])
+def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path: Path) -> None:
+    """The price depends on the columns of both; a row without a price is unaligned."""
+    rng = np.random.default_rng(0)
+    size, age = rng.normal(size=(2, 160))
+    price = [f"{1e6 + 1000 * (2 * a + b):.1f}" for a, b in zip(size, age, strict=True)]
+    price[3] = ""
+    own = [f"{i},{size[i]},{price[i]}" for i in range(160)]
+    other = [f"{i},{age[i]}" for i in reversed(range(160))]
+    for name, lines in {"a": ["id,size,price", *own], "b": ["id,age", *other]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    columns = {"files": [str(tmp_path / f"{name}.csv") for name in "ab"], "id": "id", "label": "price"}
+    found = fedloom.run(method, columns=columns, rounds=15, models={"pool": ["mlp"]}, out=tmp_path / "run")
+    s = found.summary
+    assert s["task"] == "number" and s["label"] == "price" and found.rmse < 0.8 * s["chance"]
+    rows = json.loads((tmp_path / "run" / "partition.json").read_text())["parties"]
+    assert sum(rows["aligned_counts"]) == 119 and len(rows["classes"]) == 10
+    (tmp_path / "a.csv").write_text("\n".join(["id,size,price", *(f"{i},{size[i]},7.5" for i in range(160))]))
+    with pytest.raises(DataError, match="at least 2 different numbers, but has 1"):
+        fedloom.run(method, columns=columns)
+
+
 @pytest.mark.parametrize("method", ["fedmd", "fedal"])
 def test_black_boxes_are_regressors(method: str) -> None:
-    given = {"public_rows": 20, "params": {}, "rounds": 4, "models": {"pool": ["forest", "logistic", "knn"]}}
+    given = {"public_rows": 20, "params": {}, "rounds": 4, "models": {"pool": ["forest", "ridge", "knn"]}}
     found = run(method, **given, seed=2)
     assert found.rmse < 0.8 * found.summary["chance"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("fedlp", {"lr": 0.05}),
+        ("augfl", {"meta_lr": 0.02}),
+        ("augfl", {"meta_lr": 0.02, "crd": 0.0, "kl": 0.2, "ce": 0.2}),
+    ],
+)
+def test_a_pretrained_model_predicts_a_number(method: str, params: dict[str, Any]) -> None:
+    """It is trained on the server's 60 rows, whose scale is that of the run."""
+    given: dict[str, Any] = {"models": {"pool": ["mlp"]}, "server_rows": 60, "params": params, "rounds": 20}
+    found = run(method, **given, pretrained={"epochs": 30})
+    assert found.rmse < 0.8 * found.summary["chance"]
+
+
+def test_a_pretrained_file_says_its_number(tmp_path: Path) -> None:
+    table = tmp_path / "prices.csv"
+    cells = [[*map(str, row)] for row in zip(*prices().values(), strict=True)]
+    table.write_text("\n".join(",".join(row) for row in [[*prices()], *cells]))
+    data = [f"data.name={table}", "data.label=price", "data.group=owner", "data.server_rows=40"]
+    settings = [word for setting in data for word in ("-s", setting)]
+    file = tmp_path / "server.safetensors"
+    asked = ["pretrain", "--model", "mlp", "--epochs", "20", "--out", str(file), *settings]
+    answer = CliRunner().invoke(app, asked)
+    assert answer.exit_code == 0 and re.search(r"RMSE [\d.]+ on 80 rows not used", answer.output)
+    card = read_card(file)
+    assert card is not None and card.classes == 0 and card.target is not None and card.accuracy is None
+    again = CliRunner().invoke(app, ["run", "fedlp", "--rounds", "1", "-s", f"pretrained.file={file}", *settings])
+    assert again.exit_code == 0
+    scaled = ["-s", "data.task=number", "-s", "data.label_scale=[1e9, 9.0]", "-s", f"pretrained.file={file}"]
+    wrong = CliRunner().invoke(app, ["run", "fedlp", "--rounds", "1", *scaled, *settings])
+    assert "not (2,) and a number of mean 1e+09 and s.d. 9; pretrain" in str(wrong.exception)
 
 
 def test_a_node_reads_a_number_by_the_agreed_scale(tmp_path: Path) -> None:

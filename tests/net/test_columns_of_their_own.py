@@ -332,6 +332,25 @@ def test_it_gives_the_numbers_of_a_run_on_one_machine(
     assert "private columns" in write(tmp_path / "run").read_text()
 
 
+def test_a_number_over_columns_of_nodes_is_that_of_one_machine(
+    files: list[Path], processes: Machines, tmp_path: Path
+) -> None:
+    """Nodes learn neither the number nor its scale."""
+    header, *lines = files[0].read_text().splitlines()
+    cells = [line.split(",") for line in lines]
+    priced = tmp_path / "clinic.csv"
+    told = [",".join([*c[:-1], c[-1] and f"{1e4 + 100 * float(c[1]):.2f}"]) for c in cells]
+    priced.write_text("\n".join([header, *told]) + "\n")
+    path = processes.federation.with_name("priced.toml")
+    path.write_text(processes.federation.read_text().replace(str(files[0]), str(priced)))
+    here = execute(run_of("split", files=[priced, *files[1:]]), tmp_path / "local")
+    over = execute(run_of("split", path), tmp_path / "run")
+    assert over.summary["task"] == "number" and over.rmse < 2 * over.summary["chance"]
+    for key in ("state_sha256", "rmse", "scores", "test_sha256", "bytes", "messages", "failures"):
+        assert over.summary[key] == here.summary[key], key
+    assert "private columns" in write(tmp_path / "run").read_text()
+
+
 def test_a_forest_over_columns_of_nodes_is_that_of_one_machine(
     files: list[Path], there: tuple[Path, list[RunningNode]], tmp_path: Path
 ) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from fedloom.api import execute
+from fedloom.experiment.config.local import LocalConfig
+from fedloom.experiment.config.run import RunConfig
 from fedloom.methods import registry
 from tests.engines.test_every_method import run_of
+from tests.methods.test_local import ALL
 from tests.net.nodes import federation
 from tests.net.test_faults import same, same_metrics
 
@@ -29,7 +32,14 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_the_same_numbers_over_the_net(name: str, nodes: Path) -> None:
-    run = run_of(name, "none")
+    compared(run_of(name, "none"), nodes)
+
+
+def test_local_training_is_the_same_over_the_net(nodes: Path) -> None:
+    compared(run_of("fedal", "none").model_copy(update={"local": LocalConfig(**ALL)}), nodes)
+
+
+def compared(run: RunConfig, nodes: Path) -> None:
     here = execute(run)
     net = run.engine.model_copy(update={"name": "net", "federation": str(nodes)})
     there = execute(run.model_copy(update={"engine": net}))

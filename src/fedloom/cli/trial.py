@@ -57,6 +57,10 @@ def trial(
         list[str] | None, typer.Option(metavar="WORD", help="The only words for a missing value. Repeatable.")
     ] = None,
     decimal: Annotated[str, typer.Option(metavar="SIGN", help="The sign before decimals, '.' or ','.")] = ".",
+    missing_columns: Annotated[
+        str,
+        typer.Option(metavar="WAY", help="allow: files of a folder may have different columns. Default: refuse."),
+    ] = "refuse",
     unit: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Rows of one value, such as a patient's, are never split.")
     ] = None,
@@ -113,9 +117,12 @@ def trial(
     if splits is not None:
         raise ConfigError("--splits is gone: every row is predicted in each of --repeats repeats of 4 folds")
     from fedloom.data.grammar import MISSING_WORDS, Decimal
-    from fedloom.data.options import Missing, Task
+    from fedloom.data.options import Missing, MissingColumns, Task
 
-    for name, value, kind in (("missing", missing, Missing), ("task", task, Task), ("decimal", decimal, Decimal)):
+    for name, value, kind in (
+        ("missing", missing, Missing), ("task", task, Task), ("decimal", decimal, Decimal),
+        ("missing-columns", missing_columns, MissingColumns),
+    ):  # fmt: skip
         if value is not None and value not in get_args(kind):
             raise ConfigError(f"--{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
     name = ", ".join("standard input" if str(data) == "-" else data.name for data in files)
@@ -147,6 +154,7 @@ def trial(
         task=cast(Task | None, task),
         missing_words=MISSING_WORDS if missing_word is None else missing_word,
         decimal=cast(Decimal, decimal),
+        missing_columns=cast(MissingColumns, missing_columns),
         unit=unit,
         time=() if no_time else time,
         budget=budget or (None if repeats or len(files) > 1 else "10m"),

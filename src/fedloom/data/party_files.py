@@ -1,18 +1,18 @@
 """A vertical federation from one CSV file for each party."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.data.columns import RawColumn
-from fedloom.data.options import GUESS, DataOptions
+from fedloom.data.options import GUESS, DataOptions, Task
 from fedloom.data.presence import RowPresence, had
-from fedloom.data.roles import left_out
-from fedloom.data.tables import class_numbers, read_csv, typed
-from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
+from fedloom.data.roles import labels_of, left_out, unlabeled
+from fedloom.data.tables import read_csv, strata_of, typed
+from fedloom.data.vertical import PartyView, VerticalDataset, ranges, scale_of, table_view
 from fedloom.data.vertical_split import split_parties
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
@@ -30,16 +30,29 @@ class PartyFile:
     columns: dict[str, RawColumn]
     """By name, without ids and labels."""
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """(n,) int64 classes of the active party's rows, -1 where missing; empty for other parties."""
+    """(n,) int64 classes of the active party's rows, -1 where missing, or float64 numbers to predict, NaN where
+    missing; empty for other parties."""
     classes: tuple[str, ...] = ()
-    """Their names; empty for other parties."""
+    """Their names; () for numbers, and for other parties."""
 
     @classmethod
-    def active(cls, file: Path, id: str, label: str) -> "PartyFile":
-        """The file of the active party. Raises DataError if it is invalid."""
+    def active(cls, file: Path, id: str, label: str, task: Task | None = None) -> "PartyFile":
+        """The file of the active party; `task` as in `DataOptions`. Raises DataError if it is invalid."""
         table = read_csv(file, needed=[id, label])
-        labels, classes = class_numbers(table.pop(label), f"Column {label!r} of {file}")
+        labels, classes = labels_of(table.pop(label), str(file), None, replace(GUESS, task=task))
+        different = len(np.unique(labels[~unlabeled(labels)]))
+        if different < 2:
+            what = "2 classes, but its labels are" if classes else "2 different numbers, but has"
+            raise DataError(f"Column {label!r} of {file} must have at least {what} {[*classes] or different}.")
         return cls(file.stem, table.pop(id).text, table, labels, classes)
+
+    @property
+    def strata(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """(n,) int64 classes of the rows, or parts of the numbers' range, -1 where missing; and their names."""
+        known = ~unlabeled(self.labels)
+        parts = np.full(len(self.labels), -1, dtype=np.int64)
+        parts[known], names = strata_of(self.labels[known], self.classes)
+        return parts, names
 
     @classmethod
     def passive(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
@@ -76,6 +89,7 @@ def from_files(
     label: str,
     seed: int,
     align: Align,
+    task: Task | None = None,
     aligned: int | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
@@ -96,6 +110,7 @@ def from_files(
         label: the label column, in the first file only; cells without a label are empty.
         seed: of the run.
         align: matches ids (`fedloom.data.alignment`), as they are in the files.
+        task: what the label is, as in `DataOptions`.
         aligned: number of aligned people, drawn at random; None for all common people. The others are assigned in
             turn, each to one party as unaligned.
         test_fraction: the share of each class that is tested.
@@ -113,16 +128,16 @@ def from_files(
         raise DataError(
             f"from_files needs at least 2 files, and one id or one for each, not {len(files)} files and ids {keys}."
         )
-    held = [PartyFile.active(Path(files[0]), keys[0], label)]
+    held = [PartyFile.active(Path(files[0]), keys[0], label, task)]
     held += [PartyFile.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
-    ids, y = [own.ids for own in held], held[0].labels
+    ids, y, (parts, part_names) = [own.ids for own in held], held[0].labels, held[0].strata
     common = (
         [np.arange(len(y)), *(_found(ids[0], other, align) for other in ids[1:])] if anybody else _common(ids, align)
     )
     known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
     for rows, numbers in zip(common, known, strict=True):
-        numbers[rows[rows >= 0]] = y[common[0][rows >= 0]]
-    known[0] = y
+        numbers[rows[rows >= 0]] = parts[common[0][rows >= 0]]
+    known[0] = parts
     split = split_parties(
         common,
         known,
@@ -142,7 +157,13 @@ def from_files(
         if anybody:
             present = np.concatenate([joint, rest, test]) >= 0
         views.append(own.view(joint, rest, test, split.truth[m], present))
-    return VerticalDataset(Path(files[0]).stem, "table", held[0].classes, tuple(views), split.labels, split.test_labels)
+    labels, tested = y[split.aligned[0]], y[split.test[0]]
+    target, of_range = (0.0, 1.0), None
+    if not held[0].classes:
+        target, of_range = scale_of(labels), (part_names, split.labels, split.test_labels)
+    return VerticalDataset(
+        Path(files[0]).stem, "table", held[0].classes, tuple(views), labels, tested, label, target, of_range
+    )
 
 
 def _common(ids: Sequence[list[str]], align: Align) -> list[np.ndarray]:

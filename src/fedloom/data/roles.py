@@ -155,14 +155,14 @@ def understand(
     label = options.label or _guess_label(table, list(named), picture)
     raw = table.take(label, "label")
     try:
-        y, classes = _labels(raw, name, named.get(label), options)
+        y, classes = labels_of(raw, name, named.get(label), options)
     except DataError as error:
         raise DataError(f"{error} The label is a guess: name it as data.label." if guessed else str(error)) from None
     if guessed:
         notes.append(f"The label is taken to be {label!r}: name it as data.label.")
     if y.dtype.kind == "f" and options.task is None and _whole(y):
         notes.append(
-            f"Column {label!r} has {len(np.unique(y[~_unlabeled(y)]))} different whole numbers and is taken to be a "
+            f"Column {label!r} has {len(np.unique(y[~unlabeled(y)]))} different whole numbers and is taken to be a "
             'number to predict: if they are numbers of classes, set data.task = "classes", else "number".'
         )
     owners: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ def understand(
     if len(present) < 2:
         only = classes[int(present[0])] if len(present) else "none"
         raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
-    if (gone := int(_unlabeled(y).sum())) > 0:
+    if (gone := int(unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
     for what, names in (("Classes", classes), ("Owners", owners)):
         notes += [
@@ -356,11 +356,21 @@ def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool
     return candidates[0]
 
 
-def _labels(
+def labels_of(
     column: RawColumn, name: str, known: Sequence[str] | None, options: DataOptions
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them; or
-    (n,) float64 numbers to predict, NaN for a missing one, and no names."""
+    (n,) float64 numbers to predict, NaN for a missing one, and no names.
+
+    Args:
+        column: of the labels.
+        name: of the table, for errors.
+        known: the classes' names in order, if the file numbers them.
+        options: how the table is read; its `task` decides what the label is.
+
+    Raises:
+        DataError: the column holds free text, several labels in a row, or not what `task` says.
+    """
     where = f"Column {column.name!r} of {name!r}"
     if column.several:
         raise DataError(f"{where} holds several labels in a row; fedloom predicts one: choose another label.")
@@ -468,15 +478,15 @@ def _whole(y: np.ndarray) -> bool:
     return bool((known == np.floor(known)).all())
 
 
-def _unlabeled(y: np.ndarray) -> np.ndarray:
-    """(n,) whether each row lacks a label, as from `_labels`."""
+def unlabeled(y: np.ndarray) -> np.ndarray:
+    """(n,) whether each row lacks a label, as from `labels_of`."""
     gone: np.ndarray = np.isnan(y) if y.dtype.kind == "f" else y < 0
     return gone
 
 
 def _outside_split(split: RawColumn | None, y: np.ndarray) -> np.ndarray:
     """Numbers of the rows that have a label and are for training or testing."""
-    used = ~_unlabeled(y)
+    used = ~unlabeled(y)
     return np.flatnonzero(used if split is None else used & (_split_parts(split) != "validation"))
 
 
@@ -557,7 +567,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             if unclear == DATES:
                 kinds[column] = "date"
                 notes.append(
-                    f"Column {column!r} has dates: years, and month, weekday and hour on circles. {_SAYS} or data.drop."
+                    f"Column {column!r} has dates, which become years and parts of a circle. {_SAYS} or data.drop."
                 )
             elif unclear and column not in options.keep:
                 free[column] = f"{count} different {unclear}"

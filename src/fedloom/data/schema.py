@@ -116,8 +116,8 @@ def read_rows(path: Path, schema: DataSchema, name: str, own: OwnFile | None = N
     if schema.kind == "table":
         columns, test = read_columns(path, name)
         if schema.optional:
-            given = _column(path, columns, schema.label)
-            columns |= {rule.name: given.empty(len(given)) for rule in schema.table if rule.name not in columns}
+            labels = _column(path, columns, schema.label)
+            columns |= {rule.name: labels.empty(len(labels)) for rule in schema.table if rule.name not in columns}
         x, y = _encode(path, schema, columns), _labels(path, schema, _column(path, columns, schema.label))
         return table_dataset(
             name, x, y, schema.classes, schema.columns, test=test, fill=schema.fill, target=schema.target,

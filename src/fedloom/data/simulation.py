@@ -15,7 +15,7 @@ from fedloom.data.presence import RowPresence, had
 from fedloom.data.sources import load_raw
 from fedloom.data.split import check_settings, hold_out
 from fedloom.data.tables import RawTable, typed
-from fedloom.data.vertical import PartyView, VerticalDataset, blank, ranges, table_view
+from fedloom.data.vertical import PartyView, VerticalDataset, blank, ranges, scale_of, table_view
 from fedloom.data.vertical_split import alignment_order, deal_unaligned, first_rows, mixes
 
 
@@ -114,7 +114,7 @@ def simulate(
     labels, ranges = data.y[pool][chosen], None
     target = (0.0, 1.0)
     if not data.classes:
-        target, ranges = (float(labels.mean()), float(labels.std()) or 1.0), (names, y[chosen], parts[test])
+        target, ranges = scale_of(labels), (names, y[chosen], parts[test])
     return VerticalDataset(
         data.name, views[0].kind, data.classes, tuple(views), labels, data.y[test], data.label, target, ranges
     )

@@ -163,7 +163,14 @@ def load_raw(name: str, *, root: Path | None = None, options: DataOptions = GUES
     if is_path(name):
         check_name(name)
         found, images = interpret(name, options)
-        return found.table if images is None else load(name, root=root, options=options)
+        if images is not None:
+            return load(name, root=root, options=options)
+        if fixed := [column for column, kind in found.kinds.items() if kind in ("text", "date")]:
+            raise DataError(
+                f"Columns {fixed} of {name!r} hold texts or dates, which methods for columns do not encode: leave them "
+                "out with data.drop, or set data.encode to category for them."
+            )
+        return found.table
     if is_object(name) and isinstance(data := find(name, DataError), Dataset) and data.x.ndim == 2:
         columns = {column: data.x[:, k] for k, column in enumerate(data.columns)}
         return RawTable(data.name, columns, data.y, data.classes, data.test, data.groups)

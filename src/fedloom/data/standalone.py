@@ -10,7 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 VERSION = "ngrams-1"
 """The name of the hash; another one gives other columns."""
-DATE_PARTS = ("year", "month sin", "month cos", "weekday sin", "weekday cos", "hour sin", "hour cos")
+DATE_PARTS = (
+    "year", "month sin", "month cos", "day sin", "day cos", "weekday sin", "weekday cos", "hour sin", "hour cos",
+)  # fmt: skip
 """What a date is encoded as."""
 LENGTHS = (3, 4)
 """Numbers of characters of an n-gram."""
@@ -71,8 +73,8 @@ def moment_of(word: str, order: str) -> datetime | None:
 
 
 def date_numbers(at: datetime) -> list[float]:
-    """The numbers `DATE_PARTS` of a moment: years since 2000, and month, day of the week and hour on circles."""
+    """The numbers `DATE_PARTS` of a moment: years since 2000, and month, day, day of the week and hour on circles."""
     days = (at - datetime(2000, 1, 1, tzinfo=UTC)) / timedelta(days=1)
-    turns = ((at.month - 1) / 12, at.weekday() / 7, at.hour / 24)
+    turns = ((at.month - 1) / 12, (at.day - 1) / 31, at.weekday() / 7, at.hour / 24)
     circles = [round(f(2 * math.pi * turn), 6) for turn in turns for f in (math.sin, math.cos)]
     return [round(days / 365.2425, 9), *circles]

@@ -166,8 +166,8 @@ def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, 
     numbers = labels.values if labels.values.dtype.kind == "f" else np.empty(0)
     if (numbers != np.floor(numbers))[~np.isnan(numbers)].any():
         raise DataError(
-            f"{what} must have classes, but has numbers with decimals: a number to predict is for one data set, whose "
-            "columns fedloom divides (data.name)."
+            f"{what} must have classes, but has numbers with decimals: a number to predict is for tables: divide "
+            "the numbers into classes first."
         )
     if len(names) < 2:
         raise DataError(f"{what} must have at least 2 classes, but its labels are {list(names)}.")

@@ -42,7 +42,7 @@ class HashedText:
 
 @dataclass(frozen=True)
 class DateParts:
-    """A column of dates or times: years since 2000, and month, day of the week and hour as points of a circle."""
+    """A column of dates or times: years since 2000, and month, day, day of the week and hour as points of circles."""
 
     name: str
     order: Order | Literal["any"] = "any"
@@ -72,7 +72,7 @@ class DateParts:
         return DateParts(self.name, date_order(words, self.name), self.gaps, self.indicator)
 
     def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
-        """(n, 7) float64 from (n,) raw values, or (n, 8) with an indicator.
+        """(n, 9) float64 from (n,) raw values, or (n, 10) with an indicator.
 
         Raises:
             DataError: a value is no date, or is missing though `gaps` is False.
@@ -95,7 +95,7 @@ class DateParts:
         return rule._numbers(values)[0]
 
     def _numbers(self, values: np.ndarray | RawColumn) -> tuple[np.ndarray, np.ndarray]:
-        """(n, 7 or 8) float64, NaN for no date; and (n,) whether each value is missing."""
+        """(n, 9 or 10) float64, NaN for no date; and (n,) whether each value is missing."""
         words = as_words(self.name, values)
         found = {word: self._parts(word) for word in known_words(words)}
         numbers = np.array([found[word] for word in words]).reshape(-1, len(DATE_PARTS))

@@ -99,6 +99,11 @@ class VerticalDataset:
             raise DataError(f"Parties of {self.name!r}: {problem}.")
 
 
+def scale_of(labels: np.ndarray) -> tuple[float, float]:
+    """Mean and s.d. of numbers to predict (N_a,), 1 if they are equal."""
+    return float(labels.mean()), float(labels.std()) or 1.0
+
+
 def ranges(aligned: int, unaligned: int, test: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Row numbers of consecutive aligned, unaligned and test rows."""
     ends = np.cumsum([aligned, unaligned, test])

@@ -1,7 +1,7 @@
 """Table 1 of several owners' rows before any training, and the schema with scale and words that it agrees on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,9 +130,14 @@ def stats(
     """
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
-        decimal=decimal,
+        decimal=decimal, missing_columns="allow",
     )  # fmt: skip
     found, images = interpret(data, options)
+    fixed = [column for column, kind in found.kinds.items() if kind in ("text", "date")]
+    if fixed:
+        found, images = interpret(data, replace(options, drop=(*options.drop, *fixed)))
+        note = f"Columns of texts and dates are left out: {', '.join(fixed)}."
+        found = replace(found, notes=(*found.notes, note))
     if images is not None:
         raise DataError("Statistics are of tables, not of pictures.")
     if found.table.groups is None:

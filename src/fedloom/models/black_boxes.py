@@ -1,7 +1,7 @@
 """Black boxes: models that offer only `fit` and `predict_proba`, or `predict` for a number.
 
-`forest`, `boosting`, `logistic` and `knn` are scikit-learn's, seeded and on one thread; for a number they are
-regressors, and `logistic` is ridge regression. `lightgbm`, `xgboost`, `catboost` and `tabicl` are of libraries that are
+`forest`, `boosting`, `logistic` (of classes), `ridge` (of a number) and `knn` are scikit-learn's, seeded and on one
+thread; `lightgbm`, `xgboost`, `catboost` and `tabicl` are of libraries that are
 extras of fedloom. One of yours is `package.module:factory`, which is called with `(input_shape, classes)`, with 1 for a
 number, and returns an object with the two methods; rows are (n, d) float32.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from fedloom.core.errors import ModelError
+from fedloom.core.task import EVERY_TASK, TaskKind
 from fedloom.models import custom
 
 
@@ -28,6 +29,8 @@ class BlackBoxSpec:
     """The seed, and whether it predicts a number → the unfitted object."""
     extra: str = ""
     """The package that it needs, an extra of the same name."""
+    tasks: tuple[TaskKind, ...] = EVERY_TASK
+    """What it can predict."""
 
 
 def _forest(seed: int, number: bool) -> Any:
@@ -46,11 +49,15 @@ def _boosting(seed: int, number: bool) -> Any:
     )
 
 
+def _ridge(seed: int, number: bool) -> Any:
+    from sklearn import linear_model
+
+    return linear_model.Ridge(random_state=seed)
+
+
 def _logistic(seed: int, number: bool) -> Any:
     from sklearn import linear_model
 
-    if number:
-        return linear_model.Ridge(random_state=seed)
     return linear_model.LogisticRegression(max_iter=200, random_state=seed)
 
 
@@ -118,8 +125,6 @@ def _xgboost(seed: int, number: bool) -> Any:
 
 
 def _tabicl(seed: int, number: bool) -> Any:
-    if number:
-        raise ModelError("tabicl predicts classes only: choose another black box for a number")
     from tabicl import TabICLClassifier
 
     return TabICLClassifier(random_state=seed, device="cpu", n_jobs=1)
@@ -128,7 +133,8 @@ def _tabicl(seed: int, number: bool) -> Any:
 BLACK_BOXES: dict[str, BlackBoxSpec] = {
     "forest": BlackBoxSpec("random forest of 50 trees", _forest),
     "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", _boosting),
-    "logistic": BlackBoxSpec("logistic regression with an L2 penalty", _logistic),
+    "logistic": BlackBoxSpec("logistic regression with an L2 penalty, of classes", _logistic, tasks=("classes",)),
+    "ridge": BlackBoxSpec("linear regression with an L2 penalty, of a number", _ridge, tasks=("number",)),
     "knn": BlackBoxSpec(
         "5 nearest neighbours; others' answers as their most probable class",
         lambda seed, number: _KNeighborsOfNumbers() if number else _KNeighbors(),
@@ -136,8 +142,20 @@ BLACK_BOXES: dict[str, BlackBoxSpec] = {
     "lightgbm": BlackBoxSpec("LightGBM, 100 rounds", _lightgbm, "lightgbm"),
     "xgboost": BlackBoxSpec("XGBoost, 100 rounds", _xgboost, "xgboost"),
     "catboost": BlackBoxSpec("CatBoost, 200 rounds", _catboost, "catboost"),
-    "tabicl": BlackBoxSpec("TabICL, a pretrained network for tables that reads all rows at once", _tabicl, "tabicl"),
+    "tabicl": BlackBoxSpec(
+        "TabICL, a pretrained network for tables that reads all rows at once, of classes",
+        _tabicl,
+        "tabicl",
+        ("classes",),
+    ),
 }
+
+
+def check_task(name: str, kind: TaskKind) -> None:
+    """Raise ModelError if a black box of the registry cannot predict a number, or classes."""
+    if kind not in BLACK_BOXES[name].tasks:
+        able = ", ".join(other for other, spec in BLACK_BOXES.items() if kind in spec.tasks)
+        raise ModelError(f"{name} cannot predict {'a number' if kind == 'number' else 'classes'}: choose one of {able}")
 
 
 def check_installed(name: str) -> None:
@@ -154,9 +172,12 @@ def is_black_box(name: str, input_shape: tuple[int, ...], classes: int, number: 
     `number`: whether it is to predict a number.
 
     Raises:
-        ModelError: the factory fails, it returns neither, or it returns the same object twice.
+        ModelError: the factory fails, it returns neither, or it returns the same object twice; or a black box cannot
+            predict it.
     """
     if ":" not in name:
+        if name in BLACK_BOXES:
+            check_task(name, "number" if number else "classes")
         return name in BLACK_BOXES
     model, asked = custom.make(name, input_shape, classes), "predict" if number else "predict_proba"
     if isinstance(model, nn.Module):

@@ -88,7 +88,7 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
                 "or start the run again in another folder."
             )
         return replace(files, matched=before)
-    held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "")
+    held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "", run.data.task)
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
@@ -152,8 +152,8 @@ class _MatchingSession:
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
             marks = await asyncio.to_thread(announce, key, [self._own[place] for place in common])
             mine = await asyncio.to_thread(announced_rows, marks, self._own)
-            roles = self._roles(held.labels, mine)
-            labeled = held.labels[mine] >= 0
+            parts, _ = held.strata
+            roles, labeled = self._roles(parts, mine), parts[mine] >= 0
             positions = [_positions(roles, party_node.party, labeled) for party_node in parties]
             head: dict[str, Tree] = {"mark": mark, "classes": len(held.classes)}
 
@@ -182,8 +182,9 @@ class _MatchingSession:
     def _roles(self, y: np.ndarray, mine: np.ndarray) -> VerticalSplit:
         """The aligned, test and unaligned rows: row numbers for the coordinator, positions in `mine` for the others.
 
-        Test rows are drawn by class. With `secret_draw`, the order of rows and the seed of the draw are secret, so that
-        nobody who knows the run's seed can infer classes. Otherwise rows keep the order of the file.
+        Test rows are drawn by class, or by parts of a number's range. With `secret_draw`, the order of rows and the
+        seed of the draw are secret, so that nobody who knows the run's seed can infer classes. Otherwise rows keep the
+        order of the file.
         """
         secret, data = self._nodes.secret_draw, self._run.data
         order = np.argsort(mine)

@@ -94,19 +94,20 @@ def gradient_histograms(
         width: the cells of all columns.
         opened: the statistics (S, …) in sums of words (…).
     """
-    out = np.zeros((len(opened(np.zeros(1, np.int64))), len(asked), width), np.int64)
+    found = []
     for t, mine in _by_tree(tree):
         slots = mine.stop - mine.start
         slot = _place(node[t], asked[mine])
         rows = np.flatnonzero(slot >= 0)
-        everything = len(rows) == len(slot)
-        for first in range(0, len(rows), BLOCK):
+        everything, total = len(rows) == len(slot), np.zeros(1, np.int64)
+        for first in range(0, max(len(rows), 1), BLOCK):
             which = rows[first : first + BLOCK]
-            index = (cells[first : first + BLOCK] if everything else cells.take(which, 0)).astype(np.int32)
-            if slots > 1:
-                index += (slot[which] * width).astype(np.int32)[:, None]
-            out[:, mine] += opened(sums(index, words[t, which], slots * width)).reshape(-1, slots, width)
-    return out
+            index = cells[first : first + BLOCK] if everything else cells.take(which, 0)
+            start = (slot.take(which) * width).astype(np.int32)[:, None] if slots > 1 else 0
+            index = np.add(index, start, dtype=np.int32)
+            total = total + opened(sums(index, words[t].take(which), slots * width))
+        found.append(total.reshape(-1, slots, width))
+    return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
 
 
 def class_histograms(
@@ -194,14 +195,17 @@ def move(
     for t, mine in _by_tree(tree):
         at = _place(node[t], split[mine])
         rows = np.flatnonzero(at >= 0)
-        at = at[rows]
-        seen = bins.ravel().take(rows * bins.shape[1] + column[mine][at])
-        to_left = left[mine].ravel().take(at * left.shape[1] + seen)
-        node[t, rows] = child[mine][at] + ~to_left
+        at = at.take(rows)
+        seen = bins.ravel().take(rows * bins.shape[1] + column[mine].take(at))
+        to = child[mine, None] + ~left[mine]  # (s, B) the child of each bin
+        node[t, rows] = to.ravel().take(at * to.shape[1] + seen)
 
 
 def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:
     """Each tree with the slice of its nodes."""
+    if len(tree) and tree[0] == tree[-1]:
+        yield int(tree[0]), slice(0, len(tree))
+        return
     borders = [0, *(np.flatnonzero(np.diff(tree)) + 1).tolist(), len(tree)]
     for first, last in pairwise(borders):
         if last > first:

@@ -1,7 +1,7 @@
 """`[local]`: how parties train their own networks, whatever the method."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -39,17 +39,20 @@ class LocalConfig(Section):
     @field_validator("class_weights", mode="before")
     @classmethod
     def _as_written(cls, weights: Any) -> Any:
-        """Classes are text; in Python their numbers will do."""
-        return {str(k): v for k, v in weights.items()} if isinstance(weights, dict) else weights
+        """Weights above 0 by the class as text; in Python the number of a class will do."""
+        if weights in (None, "balanced"):
+            return weights
+        if not isinstance(weights, Mapping) or not weights:
+            raise ValueError('must be "balanced", or a table such as { ill = 3.0 }')
+        for name, weight in weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+                raise ValueError(f"must be a number above 0 for each class, not {weight!r} for {str(name)!r}")
+        return {str(name): float(weight) for name, weight in weights.items()}
 
     @model_validator(mode="after")
     def _belongs(self) -> "LocalConfig":
         if self.momentum and self.optimizer != "sgd":
             raise ValueError('momentum belongs to SGD: add optimizer = "sgd", or leave momentum out')
-        if isinstance(self.class_weights, dict):
-            for name, weight in self.class_weights.items():
-                if not (weight > 0 and math.isfinite(weight)):
-                    raise ValueError(f"class_weights must be numbers above 0, not {weight:g} for {name!r}")
         return self
 
     @property

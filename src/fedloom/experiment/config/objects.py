@@ -109,6 +109,7 @@ def data_settings(
     content += [rows_hash(a) if a is not None else "" for a in (dataset.test, dataset.groups)]
     content += [dataset.fill] if dataset.fill else []
     content += [rows_hash(dataset.offset)] if dataset.offset is not None else []
+    content += [repr((dataset.owners, dataset.columns, dataset.recipe))] if dataset.recipe else []
     about = {"rows": len(dataset.y), "shape": list(dataset.input_shape), "classes": list(dataset.classes)}
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
 

@@ -33,7 +33,7 @@ class Matched:
         party: number of the party.
         mark: identifier of the matching, equal at all parties.
         file: SHA-256 of the matched file.
-        classes: number of classes.
+        classes: number of classes; 0 for a number to predict.
         aligned, unaligned, test: (n,) int64.
         others: at the coordinator, the number of unaligned rows of each other party.
     """

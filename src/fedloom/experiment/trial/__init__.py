@@ -6,15 +6,16 @@ choice that it took part in. A score is a mean of rows' contributions (`contribu
 its standard error (`evidence`); the owners' gains inform each other (`sharing`); both decide (`decide`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
 from fedloom.data.grammar import MISSING_WORDS, Decimal
-from fedloom.data.options import DataOptions, Missing, SplitColumns, Task
+from fedloom.data.options import DataOptions, Kind, Missing, MissingColumns, SplitColumns, Task
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.columns import trial_columns
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
@@ -66,6 +67,8 @@ def trial(
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
     decimal: Decimal = ".",
+    encode: Mapping[str, Kind] = MappingProxyType({}),
+    missing_columns: MissingColumns = "refuse",
     budget: str | float | None = None,
     progress: Callable[[int, int, float], None] | None = None,
     **settings: Any,
@@ -88,7 +91,7 @@ def trial(
         label: the column of classes, or of numbers to predict.
         group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
         id: the column that names each row, such as a patient; rows of one id are never split.
-        drop, keep, missing, task, missing_words, decimal: see `fedloom.data.own.read_data`.
+        drop, keep, missing, task, missing_words, decimal, encode, missing_columns: see `fedloom.data.own.read_data`.
         unit: a column, such as a recording, whose rows of one value are never split between training and test.
         time: columns by which rows are ordered, such as ["year", "month"]: test rows then come after training rows.
             None: columns that look like it; () for random splits.
@@ -115,7 +118,7 @@ def trial(
     if isinstance(data, list | tuple) and len(data) > 1 and all(isinstance(one, str | Path) for one in data):
         options = DataOptions(
             label, group, id, tuple(drop), tuple(keep), missing, task=task, missing_words=tuple(missing_words),
-            decimal=decimal,
+            decimal=decimal, encode=dict(encode),
         )  # fmt: skip
         if time:
             raise ConfigError(f"a trial of columns has random folds: leave out time, here {time!r}")
@@ -136,7 +139,7 @@ def trial(
         raise ConfigError(f"label must be the name of one column, not {label!r}")
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), missing, task=task, missing_words=tuple(missing_words),
-        decimal=decimal,
+        decimal=decimal, encode=dict(encode), missing_columns=missing_columns,
     )  # fmt: skip
     order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
     result = run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)

@@ -39,8 +39,8 @@ class TrialConfig:
         methods: methods to try; () for a short list of the feasible ones.
         networks: names of networks; () for `linear` and `mlp` on tables, `cnn-small` on images.
         rates: learning rates of SGD.
-        alone: black boxes that train alone, beside the networks; their mean is a candidate, too. None for `logistic`,
-            `forest` and `boosting` on tables, `forest` on images.
+        alone: black boxes that train alone, beside the networks; their mean is a candidate, too. None for `logistic`
+            (for a number `ridge`), `forest` and `boosting` on tables, `forest` on images.
         points: numbers of rounds to choose from.
         metric: the score; None for AUC with two classes, balanced accuracy with more, RMSE of numbers.
         worth: the smallest gain that is worth federating for, above 0.

@@ -38,11 +38,15 @@ from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.partners import Partners, losses, partners_of
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
+from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 REPEATS = 3
 """Repeats of the folds, at most, by default; the last one only if an owner is undecided."""
-BOXES: Final[Mapping[Kind, tuple[str, ...]]] = {"table": ("logistic", "forest", "boosting"), "image": ("forest",)}
-"""The black boxes that train alone by default."""
+BOXES: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "table": ("logistic", "ridge", "forest", "boosting"),
+    "image": ("forest",),
+}
+"""The black boxes that train alone by default, if they can predict the label."""
 FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
 
@@ -197,7 +201,10 @@ class TrialRun:
         same = sorted({one.model for one in tried if one.model})
         self.raw = undo(data) if any("raw rows" in methods.named(one.method).needs for one in tried) else data
         solo = candidates([ALONE], same, config.rates, typical)
-        boxes = BOXES[data.kind] if config.alone is None else config.alone
+        for name in config.alone or ():
+            check_task(name, data.task)
+        usual = [name for name in BOXES[data.kind] if data.task in BLACK_BOXES[name].tasks]
+        boxes = usual if config.alone is None else config.alone
         self.alone = Predictions([*(Candidate(name) for name in boxes), *solo], guess)
         self.lockstep = all(faster_in_lockstep(name, data.input_shape, max(K, 1)) for name in networks)
         self.repeats = 1 if owners.order is not None else config.repeats or REPEATS

@@ -128,7 +128,8 @@ class FedBoostClient(Party[FedBoostConfig]):
     def learn(self, *, splits: Any, trees: Any, places: Tensor) -> None:
         """Add the grown trees to the model, and their leaves to the scores."""
         steps.move(self, splits)
-        self.scores = self.scores + trees["value"][places[self.node.long()], 0]
+        leaves = trees["value"].numpy()[places.numpy(), 0]  # (nodes,) of each node as the owner numbers it
+        self.scores = self.scores + torch.from_numpy(leaves.take(self.node.numpy()))
         self.trees = steps.extended(self.trees, steps.trees_of(trees))
 
     def infer(self, x: Tensor) -> Tensor:

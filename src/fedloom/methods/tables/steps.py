@@ -261,11 +261,9 @@ def words_of(party: Any, *, sizes: Tensor) -> dict[str, Tensor]:
 
 
 def move(party: Any, splits: Any) -> None:
-    """Move the party's rows to the children of the nodes that were split, in its `node` (T, n)."""
+    """Move the party's rows to the children of the nodes that were split, in its `node` (T, n), in place."""
     if len(splits["node"]):
-        node = party.node.clone()
-        splits_of(splits).move(node.numpy(), binned(party).bins)
-        party.node = node
+        splits_of(splits).move(party.node.numpy(), binned(party).bins)
 
 
 def catch_up(party: Any, first: int, trees: Any) -> Trees:

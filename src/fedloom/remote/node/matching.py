@@ -266,8 +266,8 @@ class Matcher:
         """Keep the numbers of aligned, test and unaligned rows."""
         if not matching.told:
             raise MessageError("an alignment can be kept only after its last shard")
-        if not 2 <= request["classes"] <= CLASSES or not 8 <= len(request["mark"]) <= 64:
-            raise MessageError("an alignment must have a mark, and two classes or more")
+        if request["classes"] == 1 or not 0 <= request["classes"] <= CLASSES or not 8 <= len(request["mark"]) <= 64:
+            raise MessageError("an alignment must have a mark, and two classes or more, or none of a number")
 
         def work() -> Matched:
             aligned, unaligned, test = _roles(matching, rest)

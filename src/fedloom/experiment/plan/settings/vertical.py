@@ -22,13 +22,13 @@ from fedloom.data.party_files import PartyFile
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
 from fedloom.data.stats import describe_parties
-from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.vertical import PartyView, VerticalDataset, scale_of
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import SPLIT_SETTINGS, ColumnsConfig
 from fedloom.experiment.plan.assignment import DataAssignment, digest, rows_of, sample, schema
 from fedloom.experiment.plan.networks import EXTRACTORS
-from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.private import Matched, PrivateData
 from fedloom.experiment.plan.run_plan import RunPlan
 
 ALIGNED, PARTIES = 200, 4
@@ -170,7 +170,11 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         raise ConfigError("columns.private: rows of private columns are matched by the net engine: add --engine net")
     id = files.id or str(run.columns.id)
     options = GUESS if files.own is None else files.own.options
-    held = PartyFile.passive(files.rows, id, label, options) if party else PartyFile.active(files.rows, id, label)
+    held = (
+        PartyFile.passive(files.rows, id, label, options)
+        if party
+        else PartyFile.active(files.rows, id, label, run.data.task)
+    )
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
         raise DataError(f"{files.rows} has fewer rows than were matched: start a new run.")
@@ -187,32 +191,42 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         public_digest=nothing,
         schema=lambda _: {"kind": "table", "classes": count, "aligned": aligned, "test": test},
         describe=lambda: {
-            "parties": _described(name, classes, view, truth, matched.others),
+            "parties": _described(name, held, view, matched),
             "public": 0,
             "public_sha256": nothing,
         },
         labels={"test": [truth[1]] * run.data.clients} if truth else {},
+        target=None if count else Number(*_scale(run, truth), run.models.variance),
+        label=label,
     )
     return data, _Columns("table", run.data.clients, aligned, truth[0] if truth else None, {party: view})
 
 
-def _described(
-    name: str, classes: tuple[str, ...], view: PartyView, truth: tuple[np.ndarray, ...], others: tuple[int, ...]
-) -> dict[str, Any]:
+def _scale(run: RunConfig, truth: tuple[np.ndarray, ...]) -> tuple[float, float]:
+    """Mean and s.d. by which the active party standardizes a number; of no use at the others, which have no `truth`."""
+    if run.data.label_scale is not None or not truth:
+        return run.data.label_scale or (0.0, 1.0)
+    return scale_of(truth[0])
+
+
+def _described(name: str, held: PartyFile, view: PartyView, matched: Matched) -> dict[str, Any]:
     """The active party's columns, and the number of rows of the others."""
     encoder = TableEncoder.from_dict(view.recipe)
     unknown = {"unaligned_counts": None, "gamma": None, "classes_held": None, "mid": None, "cosine": None}
     rows = {"aligned": len(view.aligned), "test": len(view.test), **unknown}
     mine = {"name": view.name, "input_shape": list(view.input_shape), "columns": list(encoder.names)}
     parties = [{**mine, "dropped": list(encoder.dropped), "unaligned": len(view.unaligned), **rows}]
-    for m, unaligned in enumerate(others, 1):
+    for m, unaligned in enumerate(matched.others, 1):
         theirs: dict[str, Any] = {"name": f"party-{m}", "input_shape": [], "columns": None, "dropped": None}
         parties.append({**theirs, "unaligned": unaligned, **rows})
-    aligned, test = (np.bincount(y, minlength=len(classes)).tolist() for y in truth)
+    parts, names = held.strata
+    aligned, test = (
+        np.bincount(parts[rows], minlength=len(names)).tolist() for rows in (matched.aligned, matched.test)
+    )
     return {
         "name": name,
         "kind": "table",
-        "classes": list(classes),
+        "classes": list(names),
         "aligned_counts": aligned,
         "test_counts": test,
         "parties": parties,
@@ -275,6 +289,7 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
             id=columns.id or "",
             label=columns.label or "",
             aligned=columns.aligned,
+            task=data.task,
             align=partial(_align, columns),
             anybody=columns.missing == "files",
             presence=_presence(
