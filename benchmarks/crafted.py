@@ -139,7 +139,7 @@ def chosen_point(seed: int) -> Iterator[Line]:
     run's start."""
     run = {"method": "afind-plus", "rounds": 1, "seed": seed, "models": {"pool": ["mlp"], "norm": "none"}}
     plan = build(check({"run": {**run, "data": HORIZONTAL}}).run)
-    victim = plan.method.party_at(plan.server_context)(plan.cfg, plan.contexts[0])
+    victim: Any = plan.method.party_at(plan.server_context)(plan.cfg, plan.contexts[0])
     public = plan.contexts[1].data.every.flatten(1)
     x, _ = victim.sample_batch(0, size=plan.cfg.probe_rows)
     rows, spread = x.flatten(1), public.std(0).clamp_min(1e-3)

@@ -10,9 +10,9 @@ from typing import Any
 from fedloom.api import execute
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.config.run import EngineConfig
-from tests.experiment.test_own_data import ALLOWED, FORM, run
+from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
 from tests.net.nodes import federation
-from tests.privacy.test_opening import ODD, WORDS, replaced, rows
+from tests.privacy.test_opening import ODD, WORDS, replaced
 
 
 def told(folder: Path, form: dict[str, Any]) -> list[str]:

@@ -90,8 +90,8 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
     elif run.columns.private:
         yield "Inputs: this node's columns. Rows are matched by their ids; the coordinator learns which it has, too."
     if networks := sizes(run, method):
-        models = [f"{'?' if n is None else f'{n:,}'} numbers ({ascii(name)[1:-1]})" for name, n in networks.items()]
-        yield f"A model that is sent has at most {', or '.join(models)}."
+        sized = [f"{'?' if n is None else f'{n:,}'} numbers ({ascii(name)[1:-1]})" for name, n in networks.items()]
+        yield f"A model that is sent has at most {', or '.join(sized)}."
     client, secure = method.client, run.aggregate.secure
     replies = {"the coordinator": _replies(method, client.CALLS), "peers": _replies(method, client.TO_PEERS)}
     for receiver, sent in replies.items():
