@@ -91,13 +91,14 @@ def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
     """The plan with the secret of the parties on this machine.
 
     Networks for private columns start from weights that nobody else can draw: with those of the run's seed, the
-    coordinator would find the columns behind the first embeddings.
+    coordinator would find the columns behind the first embeddings. The parties beside it send none.
     """
     if secret is None:
         return plan
     contexts = [replace(context, secret=secret) for context in plan.contexts]
     if plan.run.columns.private:
-        contexts = [replace(context, network=_hidden(context, plan.run.seed)) for context in contexts]
+        seed = plan.run.seed
+        contexts = [c if c.id in plan.colocated else replace(c, network=_hidden(c, seed)) for c in contexts]
     return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
 
 

@@ -191,6 +191,7 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         public_digest=nothing,
         schema=lambda _: {"kind": "table", "classes": count, "aligned": aligned, "test": test},
         describe=lambda: {
+            "classes": list(held.strata[1]),
             "parties": _described(name, held, view, matched),
             "public": 0,
             "public_sha256": nothing,
