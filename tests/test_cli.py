@@ -408,6 +408,7 @@ def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callab
         assert max(int(row["round"]) for row in csv.DictReader(file)) == 120
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     command = ["pretrain", "--model", "mlp", "--epochs", "400", "-s", "data.server_rows=400", "--out", "a.safetensors"]
     with subprocess.Popen(

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, owners_of, read_owners, run_trial
 from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
+from fedloom.experiment.trial import trial as real_trial
 from fedloom.experiment.trial.candidates import (
     MANY,
     Candidate,
@@ -213,6 +215,7 @@ def test_an_owner_with_opposite_labels_does_not_join() -> None:
     assert "join" in {card.decision for card in trial.owners.values()}
 
 
+@pytest.mark.slow
 def test_labels_at_random_are_rarely_a_reason_to_join() -> None:
     """Decisions by own rows may be wrong in 2.5 of 100 joins: see the rates in `test_trial_statistics`."""
     joins = []
@@ -404,6 +407,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     pandas = pytest.importorskip("pandas")
     pandas.DataFrame(table(80)).to_csv(tmp_path / "my.csv", index=False)
     monkeypatch.chdir(tmp_path)
+    once = cache(real_trial)  # repeating is test_a_trial_without_a_budget_of_time_repeats_exactly
+
+    def kept(name: str, *, progress: Any, **settings: Any) -> TrialResult:
+        progress(1, 1, 0.0)
+        return once(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+
+    monkeypatch.setattr("fedloom.experiment.trial.trial", kept)
 
     def call(line: str, code: int = 0) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["fedloom", "trial", *line.split()])

@@ -78,6 +78,7 @@ def test_mistakes_are_reported_before_any_work(
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.toml"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
     fedloom: Callable[..., Done], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ METHODS = (replace(find("local"), name="bad", round=round),)
 """
 
 
+@pytest.mark.slow
 def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mended(tmp_path: Path) -> None:
     page, out = tmp_path / "mine.py", tmp_path / "out"
     page.write_text(PAGE)

@@ -83,7 +83,12 @@ EVERYTHING = [(engine, norm) for engine in ENGINES for norm in ("none", "batch")
 ELSE = [("two workers", "batch"), ("isolated", "batch"), ("batched", "none"), ("lockstep", "none")]
 """What the others meet. Ray's workers do what the two workers do, and each start of them takes seconds."""
 CASES = [
-    pytest.param(engine, method, norm, marks=pytest.mark.slow if engine == "ray" else ())
+    pytest.param(
+        engine,
+        method,
+        norm,
+        marks=pytest.mark.slow if engine == "ray" or (engine == "two workers" and method not in THOROUGH) else (),
+    )
     for method in registry()
     for engine, norm in (EVERYTHING if method in THOROUGH else ELSE)
     if engine != "ray" or method in ON_RAY

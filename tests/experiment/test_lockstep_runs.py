@@ -43,6 +43,7 @@ def test_a_comparison_in_lock_step_has_the_numbers_of_its_runs(tmp_path: Path) -
         assert one["bytes"] == alone.summary["bytes"] and one["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_pool_runs_its_lots_and_keeps_what_is_finished(tmp_path: Path) -> None:
     jobs = [Job(run, tmp_path / str(n)) for n, run in enumerate(runs({"seed": 1}, {"seed": 2}, {"seed": 3}))]
     assert [ended.state for ended in run_all(jobs[:1], workers=1)] == ["finished"]

@@ -323,10 +323,12 @@ def test_peers_of_a_group_are_always_more_alike_than_others() -> None:
     assert (cos[same] > different).all()
 
 
+@pytest.mark.slow
 def test_the_calibrated_threshold_still_holds_the_groups_many_rounds_later() -> None:
     assert Planted(0, threshold="calibrated", mode="cheap").run(15).coresets() == MATES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 5, 8, 10])
 def test_anchored_groups_of_any_size_are_found_and_kept(size: int) -> None:
     """From messages alone: no peer is told of groups. Twenty rounds for the two small ones, whose peers are few."""
@@ -590,6 +592,7 @@ def test_peers_learn() -> None:
     assert min(float((r["predicted"] == labels).float().mean()) for r in replies) > 0.6
 
 
+@pytest.mark.slow
 def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_kill(tmp_path: Path) -> None:
     run = check(
         {

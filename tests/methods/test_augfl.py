@@ -656,6 +656,7 @@ class Unsaid(Faults):
         return "late" if (round, call, party) == (1, 1, 2) else None
 
 
+@pytest.mark.slow
 def test_lost_numbers_and_lost_answers_leave_the_rate_right_and_the_end_too() -> None:
     toy = quadratic(lam=0.2, l2=1.0, meta_lr=0.05, clients_per_round=4, faults=Unsaid(late=0.5))
     first = theta_of(toy)

@@ -265,6 +265,7 @@ def test_principal_components_are_sent_and_not_learned() -> None:
     assert all(torch.equal(p.contribution(on="test")[:, :3], x) for p, x in zip(toy.parties, fixed, strict=True))
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     params: dict[str, Any] = {"pretrain_rounds": 1, "steps": 10, "embedding_dim": 32, "epochs": 10}
     assert Vertical("fedhssl", **params).run(3).accuracy() > 0.6

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedloom.api import execute
 from fedloom.experiment.plan.reading import read
 from tests.net.processes import free_ports
@@ -18,6 +20,7 @@ from tests.net.processes import free_ports
 README = Path(__file__).parents[2] / "README.md"
 
 
+@pytest.mark.slow
 def test_the_four_commands_of_the_readme_give_the_bits_of_one_process(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.M | re.S)
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
