@@ -325,18 +325,14 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
     if not len(column):
         return tensors(quartiles=out, between=between)
 
-    def asked(method: str, counts: int, most: int, shared: Any, **more: Shape) -> Any:
-        return fed.total(
-            clients,
-            method,
-            shared={**shared, "most": most},
-            expect={**more, "rows": Shape("int64", bundles(counts, most))},
-            min_replies=len(clients),
-        )
+    def asked(counts: int, most: int, shared: Any, **more: Shape) -> dict[str, Any]:
+        expect = {**more, "rows": Shape("int64", bundles(counts, most))}
+        return {"shared": {**shared, "most": most}, "expect": expect, "min_replies": len(clients)}
 
     most = int(n.max())
     moments = tensors(column=column, mean=mean[column], sd=sd[column])
-    found = asked("cells", len(column) * CELLS, most, moments, between=Shape("int64", len(column)))
+    each = asked(len(column) * CELLS, most, moments, between=Shape("int64", len(column)))
+    found = fed.total(clients, "cells", **each)
     if found is None:
         return None
     between[column] = found.value["between"].numpy()
@@ -352,7 +348,8 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
             ends.append((f, q, cells[at], cells[at + 1], below[at], below[at + 1] - below[at]))
     which, _, low, high, _, inside = (np.array(part) for part in zip(*ends, strict=True))
     most = int(inside.max())
-    found = asked("finer", len(ends) * (CELLS - 1), most, tensors(column=which, low=low, high=high))
+    each = asked(len(ends) * (CELLS - 1), most, tensors(column=which, low=low, high=high))
+    found = fed.total(clients, "finer", **each)
     if found is None:
         return None
     parts = unbundled(found.value["rows"].numpy(), len(ends) * (CELLS - 1), most).reshape(-1, CELLS - 1)
