@@ -1,6 +1,8 @@
 """One table means the same by every door: files, frames, arrays, nodes; and what it cannot mean is refused alike."""
 
 from datetime import datetime
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,8 @@ def test_a_table_in_every_form_is_one_data_set(table: Any, tmp_path_factory: pyt
         (arrow.set_column(arrow.column_names.index("text"), "text", views), {}),
         ({name: list(objects[name]) for name in table}, {}),
     ]
+    if find_spec("polars") is not None:
+        forms.append((import_module("polars").from_arrow(arrow), {}))
     prints = []
     for form, more in forms:
         data = read_data(form, label="y", group="site", missing="indicator", name="table", keep=["*"], **KINDS, **more)

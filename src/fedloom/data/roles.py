@@ -4,6 +4,7 @@
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -641,11 +642,12 @@ def _names_rows(column: str) -> bool:
 
 def _unclear(known: np.ndarray) -> str:
     """What the known words of a feature are, if most are dates, or numbers that the grammar does not read; else ""."""
-    dates = sum(map(like_date, known))
-    if dates > len(known) / 2:
+    words = Counter(known.tolist())  # in the order in which they are first met
+    if sum(rows for word, rows in words.items() if like_date(word)) > len(known) / 2:
         return DATES
-    odd = [word for word in known if like_number(word)]
-    if odd and len(odd) + sum(map(is_number, known)) > len(known) / 2:
+    odd = [word for word in words if like_number(word)]
+    numbers = sum(rows for word, rows in words.items() if is_number(word))
+    if odd and sum(words[word] for word in odd) + numbers > len(known) / 2:
         return f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','"
     return ""
 

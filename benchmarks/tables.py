@@ -1,0 +1,81 @@
+"""CPU seconds and peak memory of reading a large table beside pandas and Polars: `python -m benchmarks.tables 1000000`.
+
+The table has 50 columns: 45 of numbers, four of words and a label of two classes. Each reader is a process of its own;
+its imports are counted. Polars is added if it is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from pyarrow import csv, parquet
+
+from benchmarks.__main__ import processor
+
+READERS = {
+    "pandas": "import pandas; pandas.read_{pandas}({file!r})",
+    "Polars": "import polars; polars.read_{polars}({file!r})",
+    "fedloom data": "import sys; sys.argv = ['fedloom', 'data', {file!r}, '--label', 'label']; "
+    "from fedloom.cli import main; main()",
+    "start of a run": "from fedloom.experiment.plan.reading import check; "
+    "from fedloom.experiment.plan.build import build; "
+    "build(check({{'run': {{'method': 'fedavg', 'data': {{'name': {file!r}, 'label': 'label', 'clients': 4, "
+    "'partition': 'iid'}}}}}}).run)",
+}
+"""The code of each reader."""
+
+
+def write(folder: Path, rows: int) -> dict[str, Path]:
+    """The table as CSV and as Parquet, by format."""
+    rng = np.random.default_rng(0)
+    columns = {f"x{i}": rng.normal(size=rows).round(4) for i in range(45)}
+    words = np.array(["north", "south", "east", "west"])
+    columns |= {f"w{i}": words[rng.integers(4, size=rows)] for i in range(4)}
+    columns["label"] = np.where(columns["x0"] > 0, "yes", "no")
+    table, files = pyarrow.table(columns), {"csv": folder / "table.csv", "parquet": folder / "table.parquet"}
+    csv.write_csv(table, files["csv"])
+    parquet.write_table(table, files["parquet"])
+    return files
+
+
+def measured(code: str) -> tuple[float, float]:
+    """CPU seconds and peak memory in GB of a process that runs this code.
+
+    The kernel's `ru_maxrss` would count this process's memory, too, from which the other one is forked.
+    """
+    peak = "import atexit; atexit.register(lambda: print(open('/proc/self/status').read(), file=open({file!r}, 'w'))); "
+    with tempfile.NamedTemporaryFile("r") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", peak.format(file=file.name) + code], stdout=subprocess.DEVNULL
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"failed: {code}")
+        (line,) = (line for line in Path(file.name).read_text().splitlines() if line.startswith("VmHWM"))
+    return used.ru_utime + used.ru_stime, int(line.split()[1]) / 1e6
+
+
+def main() -> None:
+    """Print a row for each reader and format."""
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    print(f"{rows:,} rows, 50 columns; {processor()}, {datetime.now(UTC):%Y-%m-%d}\n")
+    print("| reader | CSV, CPU s | CSV, GB | Parquet, CPU s | Parquet, GB |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        files = write(Path(folder), rows)
+        for name, code in READERS.items():
+            if name == "Polars" and find_spec("polars") is None:
+                continue
+            cells = [measured(code.format(file=str(file), pandas=kind, polars=kind)) for kind, file in files.items()]
+            print(f"| {name} |", " | ".join(f"{seconds:.1f} | {memory:.1f}" for seconds, memory in cells), "|")
+
+
+if __name__ == "__main__":
+    main()
