@@ -73,6 +73,7 @@ def table(**more: Any) -> dict[str, Any]:
         (["01/02/2024", "03/04/2024"] * 20, "day and month may be confused"),
         (["2024-02-30", "2024-02-28"] * 20, "must hold a date in each row"),
         (["0000-02-10", "2024-02-28"] * 20, "must hold a date in each row"),
+        (["0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00"] * 20, "must hold a date in each row"),
         (["2024-01-01", "", "2024-01-02", "2024-01-03"] * 10, "lacks 10 of 40 dates"),
     ],
 )

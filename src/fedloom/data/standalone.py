@@ -68,7 +68,10 @@ def moment_of(word: str, order: str) -> datetime | None:
     at += timedelta(microseconds=int((fraction or "0").ljust(6, "0")[:6]))
     if zone and zone[0] in "+-":
         ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        at = at - ahead if zone[0] == "+" else at + ahead
+        try:
+            at = at - ahead if zone[0] == "+" else at + ahead
+        except OverflowError as error:
+            raise ValueError(f"{word} is before year 1 or after year 9999 in UTC") from error
     return at
 
 

@@ -296,9 +296,9 @@ class AugFLServer(Party[AugFLConfig]):
         if cfg.ce:
             terms["ce"] = cfg.ce * task.loss(logits, y)
         if cfg.kl:
-            warmth = cfg.kl_temperature if task.kind == "classes" else 1.0  # numbers have none
-            target = task.soft(self.teacher["logits"][which], warmth)
-            terms["kl"] = cfg.kl * warmth**2 * task.distill(target, logits, warmth)
+            temperature = cfg.kl_temperature if task.kind == "classes" else 1.0  # numbers have none
+            target = task.soft(self.teacher["logits"][which], temperature)
+            terms["kl"] = cfg.kl * temperature**2 * task.distill(target, logits, temperature)
         if cfg.crd:
             if not self.crd:
                 with self.seeded("crd"):
