@@ -147,6 +147,8 @@ def test_the_coordinator_cannot_draw_the_first_network_for_private_columns() -> 
 
     at_node = with_secret(private, SECRET)
     assert not torch.equal(first(at_node, 1), first(plan, 1)) and not torch.equal(first(at_node, 1), first(at_node, 2))
+    ordered = [first(one, 1).flatten().sort().values for one in (at_node, plan)]
+    assert torch.equal(*ordered)  # another order, not another of torch's 2**32 seeds
     assert torch.equal(first(at_node, 1), first(with_secret(private, SECRET), 1))  # a node that was restarted
     assert torch.equal(first(with_secret(plan, SECRET), 1), first(plan, 1))  # columns of a public data set
     assert torch.equal(first(with_secret(private, None), 1), first(plan, 1))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from fedloom.core.context import ClientContext
@@ -103,12 +104,22 @@ def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
 
 
 def _hidden(context: ClientContext, seed: int) -> Callable[[], nn.Module] | None:
-    """The context's network, which is a partial of `models.build`, with initial weights from the party's secret."""
-    network, secret = context.network, context.secret
-    if not isinstance(network, partial) or secret is None:
-        return network
-    drawn = hidden_stream(secret, "initial weights", f"{seed}/{context.id}".encode()).integers(2**31)
-    return partial(network.func, *network.args, **{**network.keywords, "seed": int(drawn)})
+    """The context's network, with initial weights that only the party's secret tells."""
+    if context.network is None or context.secret is None:
+        return context.network
+    return partial(_shuffled, context.network, context.secret, f"{seed}/{context.id}".encode())
+
+
+def _shuffled(network: Callable[[], nn.Module], secret: int, on: bytes) -> nn.Module:
+    """The network, with the numbers of each initial tensor in an order that the secret draws.
+
+    A secret seed would not do: torch's generator has 2**32 of them, which can be tried one by one.
+    """
+    made, rng = network(), hidden_stream(secret, "initial weights", on)
+    with torch.no_grad():
+        for tensor in made.parameters():
+            tensor.copy_(tensor.flatten()[torch.from_numpy(rng.permutation(tensor.numel()))].view_as(tensor))
+    return made
 
 
 def with_aggregator(plan: RunPlan) -> RunPlan:
