@@ -143,6 +143,13 @@ class MethodConfig(BaseModel):
         return 0
 
     @property
+    def sums_stand_alone(self) -> bool:
+        """Whether a reply that enters a secure sum depends on rows and arguments alone, and not on the arguments of
+        sums in earlier rounds. If it does not, nodes that were asked differently in a sum, or missed one, have no sum
+        together until all go back to a checkpoint."""
+        return False
+
+    @property
     def exchanges(self) -> bool:
         """Whether clients exchange messages with these settings."""
         return True

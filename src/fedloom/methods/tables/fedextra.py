@@ -92,6 +92,11 @@ class FedExtraConfig(steps.TreesConfig):
         """100 rounds unless the run says otherwise."""
         return 2
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Scores follow from the trees of `begin`, which enters no sum."""
+        return True
+
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Trees that an owner lacks come before a round's sums, and its own after them."""
         return {"segments": 64, "begin": 2}
