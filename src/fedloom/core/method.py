@@ -80,6 +80,8 @@ class Guarantee:
         note: the clients' note of a round in which they release it.
         epsilon: ε of a client, from the values of this note in all rounds that have one.
         by_server: whether the server adds the noise.
+        planned: the values of this note that a party has after so many rounds at most, for an ε before the run; None if
+            they are not known before.
     """
 
     message: str
@@ -88,6 +90,7 @@ class Guarantee:
     note: str
     epsilon: Callable[[Sequence[float]], float]
     by_server: bool = False
+    planned: Callable[[Party[Any], int], Sequence[float]] | None = None
 
 
 class MethodConfig(BaseModel):

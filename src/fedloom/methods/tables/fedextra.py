@@ -113,7 +113,8 @@ class FedExtraConfig(steps.TreesConfig):
         if self.dp is None:
             return ()
         spent = lambda sigmas: epsilon([Releases(sigma) for sigma in sigmas], self.dp.delta)
-        return (Guarantee("sums of leaves", ABSENT, self.dp.delta, NOISE, spent),)
+        planned = lambda party, rounds: [self.dp.sigma] * rounds
+        return (Guarantee("sums of leaves", ABSENT, self.dp.delta, NOISE, spent, planned=planned),)
 
 
 @final
