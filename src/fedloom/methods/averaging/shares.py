@@ -48,7 +48,8 @@ def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
         sizes = Counter(map(round, counts))
         return epsilon([release(cfg, d, rounds) for d, rounds in sizes.items()], cfg.dp.delta)
 
-    return (Guarantee("weights", ABSENT, cfg.dp.delta, NUMBERS, spent),)
+    planned = lambda party, rounds: [float(sum(w.numel() for w in party.params.values()))] * rounds
+    return (Guarantee("weights", ABSENT, cfg.dp.delta, NUMBERS, spent, planned=planned),)
 
 
 def release(cfg: PrivateTraining, d: int, count: int = 1) -> Releases:

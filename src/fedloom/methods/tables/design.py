@@ -32,6 +32,11 @@ class LinearConfig(MethodConfig):
     def local_steps_of(self, rows: int) -> None:
         """None: the coordinator computes from sums; owners take no optimizer steps."""
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Sums are of rows at the coefficients that the server sends."""
+        return True
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)

@@ -71,6 +71,11 @@ class StatsConfig(MethodConfig):
     def local_steps_of(self, rows: int) -> None:
         """None: the coordinator computes from sums; owners take no optimizer steps."""
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Sums are of rows alone."""
+        return True
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)

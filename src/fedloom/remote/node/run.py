@@ -90,7 +90,8 @@ class NodeRun:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self.calls = CallRecord(self.store.folder, self.party.MEANS)
+        brief = self.party.MEANS if self.party.cfg.sums_stand_alone else ()
+        self.calls = CallRecord(self.store.folder, brief)
 
     @property
     def party(self) -> Party[MethodConfig]:
