@@ -5,7 +5,7 @@ rows are split over owners; see `fedloom.trees`. State and messages are trees of
 """
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -119,8 +119,13 @@ def layout_of(tree: Any) -> Bins:
 
 
 def trees_tree(trees: Trees) -> dict[str, Tensor]:
-    """Trees as a message."""
-    return tensors(**{field.name: getattr(trees, field.name) for field in fields(Trees)})
+    """Trees as a message, copied."""
+    return tensors(**vars(trees))
+
+
+def as_tree(trees: Trees) -> dict[str, Tensor]:
+    """Trees, which nothing else changes, as a message."""
+    return {name: torch.from_numpy(x) for name, x in vars(trees).items()}
 
 
 def trees_of(tree: Any) -> Trees:
@@ -151,7 +156,7 @@ def no_trees(values: int) -> dict[str, Tensor]:
 
 def extended(model: Any, news: Trees) -> dict[str, Tensor]:
     """The model with more trees."""
-    return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
+    return as_tree(joined([trees_of(model), news])) if len(model["root"]) else trees_tree(news)
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
