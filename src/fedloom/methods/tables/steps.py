@@ -5,7 +5,7 @@ rows are split over owners; see `fedloom.trees`. State and messages are trees of
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -148,8 +148,13 @@ def layout_of(tree: Mapping[str, Any]) -> Bins:
 
 
 def trees_tree(trees: Trees) -> dict[str, Tensor]:
-    """Trees as a message."""
-    return tensors(**{field.name: getattr(trees, field.name) for field in fields(Trees)})
+    """Trees as a message, copied."""
+    return tensors(**vars(trees))
+
+
+def as_tree(trees: Trees) -> dict[str, Tensor]:
+    """Trees, which nothing else changes, as a message."""
+    return {name: torch.from_numpy(x) for name, x in vars(trees).items()}
 
 
 def trees_of(tree: Mapping[str, Tensor]) -> Trees:
@@ -180,7 +185,7 @@ def no_trees(values: int) -> dict[str, Tensor]:
 
 def extended(model: Mapping[str, Tensor], news: Trees) -> dict[str, Tensor]:
     """The model with more trees."""
-    return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
+    return as_tree(joined([trees_of(model), news])) if len(model["root"]) else trees_tree(news)
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
