@@ -12,8 +12,9 @@ L. Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 2012.
               more messages once a step is below 1e-9
 
 Columns are numbers, an indicator for each word of a category but the first, and with `owners = "fixed"` an indicator
-for each owner but the first. Rows with a missing value are left out of the fit. Each row's part of a sum is rounded
-before it is added (`fedloom.methods.tables.newton`), so that the model has the same bits however rows are split.
+for each owner but the first. Rows with a missing value are left out of the fit, or have indicators (`missing`). Each
+row's part of a sum is rounded before it is added (`fedloom.methods.tables.newton`), so that the model has the same bits
+however rows are split.
 
 Messages: sums up; means, scales and coefficients down. A sum over one owner with few rows tells much of them.
 
@@ -44,6 +45,9 @@ class FedGLMConfig(designs.LinearConfig):
     family: Literal["auto", "normal", "poisson"] = "auto"
     """For a number to predict: least squares (auto, normal), or Poisson with the logarithm as link. Classes always have
     a logistic, or softmax, regression."""
+    missing: Literal["leave out", "indicator"] = "leave out"
+    """Whether rows with a missing value are left out, or each column has an indicator of its missing values, which then
+    count as the mean. Indicators that are never, or always, 1 are left out."""
 
 
 @final
@@ -186,7 +190,8 @@ def rows_of(party: FedGLMClient, design: Mapping[str, Any]) -> tuple[np.ndarray,
     labels, counts, or standardized numbers."""
     x, y, _ = designs.complete(party)
     mean, scale = design["outcome"].tolist()
-    return designs.standardized(x, design), (y - mean) / scale if family(party) == "normal" else y
+    z = designs.standardized(x, design)
+    return np.where(np.isnan(z), 0, z), (y - mean) / scale if family(party) == "normal" else y
 
 
 def round(fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: FedGLMConfig, t: int) -> Iterator[str]:
@@ -234,5 +239,6 @@ METHODS = (
         needs=("raw rows",),
         pooled=True,
         trial_rank=2,
+        trial_variants={"effects of owners": {"owners": "fixed"}},
     ),
 )
