@@ -171,6 +171,7 @@ def test_importing_fedloom_is_cheap_and_help_needs_no_torch() -> None:
     assert out.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_run_imports_nothing_it_does_not_need() -> None:
     """What is slow to import must not stand before the first round."""
     code = (

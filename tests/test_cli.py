@@ -94,6 +94,7 @@ def test_lists(kind: str, fedloom: Callable[..., Done]) -> None:
         assert {row["name"] for row in rows} == set(registry())
 
 
+@pytest.mark.slow
 def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     code = "import sys, fedloom.cli; sys.argv = ['fedloom', *{}]\n"
@@ -196,6 +197,7 @@ def test_json_and_quiet(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     assert line == f"{shown['verdict']}\n" and re.search(r"95% .* to .*, 2 seeds$", shown["verdict"])
 
 
+@pytest.mark.slow
 def test_a_log_is_short(fedloom: Callable[..., Done]) -> None:
     lines = fedloom("run", "fedal", "--rounds", "40", "--out", "a", *FAST).stdout.splitlines()
     assert [re.search(r"round (\d+/\d+)", line)[1] for line in lines[:4]] == ["10/40", "20/40", "30/40", "40/40"]
@@ -426,6 +428,7 @@ def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callabl
     assert f"\nepoch {int(done) + 1}/400" in fedloom(*command).stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -132,7 +132,16 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "settings", "shared"), METHODS, ids=[f"{m[0]}-{n}" for n, m in enumerate(METHODS)])
+EVERY_TIME = ("fedavg-ft", "fedal", "ditto", "augfl", "fedboost-mix")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "shared"),
+    [
+        pytest.param(*m, id=f"{m[0]}-{n}", marks=() if m[0] in EVERY_TIME else pytest.mark.slow)
+        for n, m in enumerate(METHODS)
+    ],
+)
 def test_every_family_comes_back(method: str, settings: dict[str, Any], shared: bool, tmp_path: Path) -> None:
     """`export` itself compares both readings of each folder with the run."""
     trained(tmp_path / "run", method, **settings)

@@ -227,6 +227,7 @@ def test_a_slow_choice_is_worth_several_batches(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
+@pytest.mark.slow
 def test_a_budget_archives_finished_runs_before_the_next_batch(tmp_path: Path) -> None:
     tables, kept = {"one": parsed(TINY.replace("[small]\n", SECOND), "one")}, list[int]()
 
@@ -237,6 +238,7 @@ def test_a_budget_archives_finished_runs_before_the_next_batch(tmp_path: Path) -
     assert kept[0] == 0 and kept[1] == len([*(tmp_path / "runs").glob("*/result.json")]) > 0
 
 
+@pytest.mark.slow
 def test_a_budget_continues_another_day(tmp_path: Path) -> None:
     """The first day runs the planned seeds; the next one adds seeds, up to the next look, where they decide nothing."""
     told: list[Batch] = []
@@ -266,6 +268,7 @@ def test_a_budget_stops_where_nothing_can_be_decided(tmp_path: Path) -> None:
     assert spend(lambda: planned(tmp_path, never), 3600, lambda _: 1.0, workers=1) == []
 
 
+@pytest.mark.slow
 def test_more_seeds_are_found_and_wait_for_the_next_look(tmp_path: Path) -> None:
     run_plan(planned(tmp_path), workers=1)
     records = Archive(tmp_path / "archive").read("small", "one")

@@ -216,6 +216,7 @@ def test_the_command_line_from_end_to_end(
     assert "Data of each party" in page and "Each party alone" in page
 
 
+@pytest.mark.slow
 def test_rare_classes_are_judged_apart() -> None:
     """No method finds a class that nobody was shown; a mean over all classes would hide it."""
     overrides = [

@@ -53,6 +53,7 @@ def test_a_pool_runs_its_lots_and_keeps_what_is_finished(tmp_path: Path) -> None
     assert not (tmp_path / "1" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_run_of_a_lot_fails_alone(tmp_path: Path) -> None:
     jobs = [Job(run, tmp_path / str(n)) for n, run in enumerate(runs({"seed": 1}, {"seed": 2}, {"seed": 3}))]
     jobs[2].folder.mkdir()

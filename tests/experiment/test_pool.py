@@ -65,6 +65,7 @@ def a_run(page: Path, method: str = "counted", **changes: Any) -> RunConfig:
     return RunConfig(**{**values, **changes})
 
 
+@pytest.mark.slow
 def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

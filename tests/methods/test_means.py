@@ -33,8 +33,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "afind-plus": {"epochs": 1},
     "fedavg-ft-afind": {"epochs": 1},
 }
+EVERY_TIME = ("fedavg", "fedal", "fccl", "afind-plus", "proto-student")
+"""Methods of each kind of message and setting; the others have their turn at night."""
 NAMES = [
-    name
+    pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.slow)
     for name, method in registry().items()  # sums of integers, of methods of tables, are in tests/test_secure_sum.py
     if method.client.MEANS and method.configure().exchanges and method.family != "tables"
 ]
