@@ -128,6 +128,7 @@ def test_the_relative_gain_of_an_error_does_not_depend_on_its_unit(metric: str) 
     assert standard_errors([feet])[0] == pytest.approx(standard_errors([meters])[0])
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_true_gain() -> None:
     """400 owners whose models differ in nothing: their intervals contain 0 in 92 to 99 of 100 cases."""
     found = [evidence("auc", *owner(n=60, seed=seed)) for seed in range(400)]

@@ -91,6 +91,7 @@ def test_published_tables_are_run(
     assert all(f"{cell.published[0]:g}" in page for cell in able if cell.published)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_edited_meanwhile_moves_no_run_into_another_folder(tmp_path: Path) -> None:
     """The runs of before keep their folders on the pages; what was not done yet is not done under a wrong name."""
     page, out = tmp_path / "mine.py", tmp_path / "out"

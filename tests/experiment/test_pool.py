@@ -124,6 +124,7 @@ def test_a_run_without_rounds_has_no_share(page: Path, tmp_path: Path) -> None:
         assert pool._share(Job(a_run(page), tmp_path)) == share
 
 
+@pytest.mark.slow
 def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(page: Path, tmp_path: Path) -> None:
     runs = {
         "killed": a_run(page, "bad", seed=1),
@@ -159,6 +160,7 @@ def test_a_worker_that_cannot_start_is_an_error(page: Path, tmp_path: Path, monk
     assert [one.state for one in run_all([Job(a_run(page), tmp_path / "a")], stop=lambda: True)] == ["left"]
 
 
+@pytest.mark.slow
 def test_killed_workers_leave_no_semaphores_of_progress_bars() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRESS], capture_output=True, text=True, timeout=120, check=True)
     assert not done.stderr  # also of the process that looks for leaks, which ends last
@@ -245,6 +247,7 @@ def test_a_folder_that_cannot_be_written_to_fails_alone(page: Path, tmp_path: Pa
     assert bad.reason == f"Is a directory: {tmp_path / 'bad' / '.lock'}"
 
 
+@pytest.mark.slow
 def test_a_run_whose_page_is_edited_meanwhile_fails_and_leaves_no_result(page: Path, tmp_path: Path) -> None:
     """Of three: under way when the page is edited, not begun yet, and of another page."""
     (tmp_path / "other").mkdir()

@@ -174,6 +174,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_ends_as_if_unbroken(tmp_path: Path) -> None:
     flags = [x for s in SETTINGS for x in ("-s", s)]
     unbroken = execute(read("fedal", SETTINGS).run, tmp_path / "a").summary
@@ -371,6 +372,7 @@ def test_agreement_counts_equal_pairs() -> None:
 # -- comparisons, and the learning bar on real data --------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fedal_and_fedmd_learn_what_a_client_alone_can_not(tmp_path: Path) -> None:
     """At alpha = 0.1 both are at least 20 points over Local. Nothing is said of one against the other."""
     found = fedloom.compare(

@@ -52,6 +52,7 @@ def test_a_killed_node_is_noticed_when_its_connection_closes(field: Machines) ->
         assert engine.call([1], "update", {"t": 0}, None, (0, 1)) == [None]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_and_returns_in_time_changes_no_number(field: Machines, tmp_path: Path) -> None:
     """It is killed in the middle of its work, or before; the call comes again."""
     victim, struck = field.nodes[2], list[Any]()

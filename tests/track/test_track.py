@@ -225,6 +225,7 @@ def test_damaged_files_are_reported(folder: Path, noted: type[Noted]) -> None:
         send(folder, "tensorboard")
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_what_a_run_beside_it_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Path
 ) -> None:
