@@ -82,12 +82,14 @@ LEFT_OUT = {("ray", "none"), ("lockstep", "batch")}
 EVERYTHING = [(engine, norm) for engine in ENGINES for norm in ("none", "batch") if (engine, norm) not in LEFT_OUT]
 ELSE = [("two workers", "batch"), ("isolated", "batch"), ("batched", "none"), ("lockstep", "none")]
 """What the others meet. Ray's workers do what the two workers do, and each start of them takes seconds."""
+AT_NIGHT = ("two workers", "lockstep")
+"""Engines that the others meet at night."""
 CASES = [
     pytest.param(
         engine,
         method,
         norm,
-        marks=pytest.mark.slow if engine == "ray" or (engine == "two workers" and method not in THOROUGH) else (),
+        marks=pytest.mark.slow if engine == "ray" or (engine in AT_NIGHT and method not in THOROUGH) else (),
     )
     for method in registry()
     for engine, norm in (EVERYTHING if method in THOROUGH else ELSE)

@@ -31,6 +31,7 @@ from fedloom.experiment.run.evaluate import agreement
 from fedloom.experiment.run.execute import Stopped, agree, execute
 from fedloom.experiment.run.session import Session
 from fedloom.methods import registry
+from tests.engines.test_every_method import THOROUGH
 
 SMALL: dict[str, Any] = {
     "rounds": 6,
@@ -276,7 +277,10 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -
         fedloom.run("fedal", out=tmp_path / "full")
 
 
-@pytest.mark.parametrize("name", list(registry()))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in (*THOROUGH, "fedboost", "fedglm") else pytest.mark.slow) for n in registry()],
+)
 def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]

@@ -161,6 +161,7 @@ def test_what_was_worked_out_before_a_kill_is_not_worked_out_again(
     assert seen["entry"].round == 2 and seen["entry"].call in calls
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_resumes_to_the_same_numbers(field: Machines, tmp_path: Path) -> None:
     run = run_of("fedal", rounds=6, clients=3)
     here = execute(run)
