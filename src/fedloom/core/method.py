@@ -240,9 +240,9 @@ class Method:
     family: str
     config: type[MethodConfig]
     round: Round
-    client: type[Party[Any]]
-    server: type[Party[Any]] | None = None
-    black_box: type[Party[Any]] | None = None
+    client: type[Party[MethodConfig]]
+    server: type[Party[MethodConfig]] | None = None
+    black_box: type[Party[MethodConfig]] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     setting: Setting = "horizontal"
@@ -267,7 +267,7 @@ class Method:
             if (setting := NEEDS[need][0]) != self.setting:
                 raise MethodError(f"method {self.name} is {self.setting}; only {setting} methods may need {need!r}")
 
-    def party_at(self, context: ClientContext) -> type[Party[Any]]:
+    def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""
         return self.black_box if self.black_box is not None and context.black_box is not None else self.client
 

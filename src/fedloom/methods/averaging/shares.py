@@ -92,7 +92,7 @@ def rounded_sum(party: Party[PrivateTraining], names: Sequence[str], uniform: An
 
 
 def step(
-    fed: Federation, server: Any, chosen: Sequence[int], cfg: PrivateTraining, t: int, least: int
+    fed: Federation, server: steps.GlobalWeights, chosen: Sequence[int], cfg: PrivateTraining, t: int, least: int
 ) -> Iterator[str]:
     """One step: the sum of all clients' gradients, if at least so many of them are in it."""
     sent: Mapping[str, Tensor] = server.weights

@@ -193,6 +193,7 @@ class FedExtraServer(Party[FedExtraConfig]):
     STATE = ("layout", "trees", "known", "gains")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
+    known: Tensor
     gains: Tensor
 
     def setup(self) -> None:
