@@ -6,16 +6,20 @@ would be asked, and is measured beside what the same attacker gets without it.
     embeddings  split learning: the coordinator knows the run's seed, so it knows a party's network before the first
                 step, and searches rows whose embeddings are those that were sent.
     hijack      split learning: the coordinator sends gradients that make a party's network like one of its own, whose
-                inverse it has (D. Pasquini, G. Ateniese, M. Bernaschi, "Unleashing the Tiger", CCS 2021).
+                inverse it has (D. Pasquini, G. Ateniese, M. Bernaschi, "Unleashing the Tiger", CCS 2021). Here it knows
+                its own columns of each person as well, as it does in a run.
     gradients   AFIND+: a peer asks at weights of its own, where a row alone makes a neuron active, so that the quotient
                 of two gradients is that row (L. Fowl et al., "Robbing the Fed", ICLR 2022).
+    time        whether the CPU time of a call with DP-SGD tells that rows are in a region.
+    classes     fedproto: rows of a class that one node alone has, from its part of a sum.
     models      membership in the training rows by the confidence of an exported model.
     checkpoints a thief of the coordinator's checkpoints: membership by the newest one, and by the last two.
 """
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.audit_epsilon import FORM, USUAL, Node
+from benchmarks.audit_epsilon import config as dp_config
 from benchmarks.leaks import HORIZONTAL
 from fedloom.api import execute
 from fedloom.core.scores import auc
@@ -34,6 +40,7 @@ from fedloom.experiment.plan.build import build, with_secret
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run import checkpoint
 from fedloom.methods import steps
+from fedloom.methods.vertical.steps import batch_indices
 from fedloom.protect.leaks import explained
 
 Line = tuple[str, str, str, float, float]
@@ -90,45 +97,93 @@ def first_embeddings(seed: int) -> Iterator[Line]:
         )
 
 
-def hijack(seed: int, steps: int = 3000) -> Iterator[Line]:
-    """Rows by the attacker's decoder; without the gradients, the same decoder on the embeddings of honest training."""
-    for data in ("breast_cancer", "digits"):
-        torch.manual_seed(seed)
-        party, aligned, known = columns_of(data, seed)
-        p, d, size = known[0].numel(), party.cfg.embedding_dim, party.cfg.batch_size
+def layers(*widths: int) -> nn.Sequential:
+    """Linear layers of these widths, with LeakyReLU between them."""
+    found = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.LeakyReLU(0.2))]
+    return nn.Sequential(*found[:-1])
 
-        def layers(*widths: int) -> nn.Sequential:
-            found: list[nn.Module] = []
-            for a, b in pairwise(widths):
-                found += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
-            return nn.Sequential(*found[:-1])
 
-        pilot = nn.Sequential(nn.Flatten(), layers(p, 128, d), nn.BatchNorm1d(d, affine=False))
-        decoder, judge = layers(d, 256, 256, p), layers(d, 256, 256, 1)
-        own = torch.optim.Adam([*pilot.parameters(), *decoder.parameters()], 1e-3)
-        judging = torch.optim.Adam(judge.parameters(), 1e-4, betas=(0.5, 0.99))
-        per_pass = -(-len(aligned) // size)
-        one, other = torch.ones(size, 1), torch.zeros(size, 1)
-        cross = F.binary_cross_entropy_with_logits
-        for n in range(steps):
-            where = {"number": n // per_pass, "step": n % per_pass}
-            mine = known[torch.randint(len(known), (size,))]
-            sent = party.embed(**where).detach().requires_grad_()
-            cross(judge(sent), one).backward()
-            assert sent.grad is not None
-            party.update(**where, cut=sent.grad * size)
-            own.zero_grad()
-            F.mse_loss(decoder(pilot(mine)), mine.flatten(1)).backward()
-            own.step()
-            judging.zero_grad()
-            (cross(judge(sent.detach()), other) + cross(judge(pilot(mine).detach()), one)).backward()
-            judging.step()
-        honest, *_ = columns_of(data, seed)
-        found = []
-        with torch.no_grad():
-            for whom in (party, honest):
-                found.append(of_variance(decoder(whom.contribution(on="aligned")), aligned, known))
-        yield "split", f"feature-space hijacking ({data})", "columns", found[0], found[1]
+def fitted(loss: Callable[[Tensor], Tensor], network: nn.Module, rows: int, steps: int, decay: float) -> None:
+    """Train a network on `loss` of drawn row numbers (B,), and freeze it."""
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=decay)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(torch.randint(rows, (128,))).backward()
+        optimizer.step()
+    network.eval().requires_grad_(False)
+
+
+def hijack(seed: int) -> Iterator[Line]:
+    """Rows by the attacker's decoder; beside it, what its own columns of these people tell without any message."""
+    for data, aligned in (("digits", 600), ("breast_cancer", 250)):
+        found, without = hijacked(data, aligned, seed)
+        yield "split", f"feature-space hijacking ({data})", "columns", found, without
+
+
+def hijacked(data: str, aligned: int, seed: int, steps: int = 3000) -> tuple[float, float]:
+    """The explained variance of the columns of so many aligned people, with the attack and without.
+
+    The coordinator knows other people's columns of both parties. Its pilot and decoder are trained on these. Its
+    gradients first draw each embedding to what its own columns suggest, and then, with equal weight, to embeddings that
+    a critic (WGAN-GP), which sees its own columns too, takes for the pilot's.
+    """
+    torch.manual_seed(seed)
+    kind = {"method": "split", "rounds": 1, "seed": seed, "data": {"name": data, "clients": 2}}
+    plan = build(check({"run": {**kind, "columns": {"aligned": aligned}}}).run)
+    columns = plan.run.columns.model_copy(update={"private": True})
+    plan = with_secret(replace(plan, run=plan.run.model_copy(update={"columns": columns})), 7)
+    mine, theirs = plan.contexts
+    party = plan.method.party_at(plan.server_context)(plan.cfg, theirs)
+    rows, known = theirs.data.every[:aligned].flatten(1), theirs.tests["test"].every.flatten(1)
+    own, own_known = mine.data.every[:aligned].flatten(1), mine.tests["test"].every.flatten(1)
+    own, own_known = ((x - own_known.mean(0)) / (own_known.std(0) + 1e-3) for x in (own, own_known))
+    p, q, d, size = known.shape[1], own.shape[1], party.cfg.embedding_dim, party.cfg.batch_size
+    pilot, decoder = nn.Sequential(layers(p, 128, d), nn.BatchNorm1d(d, affine=False)), layers(d, 256, p)
+
+    def rebuilt(k: Tensor) -> Tensor:
+        z = pilot(known[k])
+        return F.mse_loss(decoder(z + 0.3 * torch.randn_like(z)), known[k])
+
+    fitted(rebuilt, nn.ModuleList([pilot, decoder]), len(known), 1500, 1e-2)
+    z_known, guess = pilot(known), layers(q, 128, d)
+    fitted(lambda k: F.mse_loss(guess(own_known[k]), z_known[k]), guess, len(known), 800, 0.1)
+    critic = layers(d + q, 256, 256, 1)
+    judging = torch.optim.Adam(critic.parameters(), 2e-4, betas=(0.5, 0.9))
+
+    def judged(sent: Tensor, about: Tensor) -> Tensor:
+        """A step of the critic; the gradient (B, d) by which it would take `sent` for the pilot's."""
+        k, part = torch.randint(len(known), (len(sent),)), torch.rand(len(sent), 1)
+        between = (part * z_known[k] + (1 - part) * sent).requires_grad_()
+        mixed = part * own_known[k] + (1 - part) * about
+        (slope,) = torch.autograd.grad(critic(torch.cat([between, mixed], 1)).sum(), between, create_graph=True)
+        false = critic(torch.cat([sent, about], 1)).mean()
+        real = critic(torch.cat([z_known[k], own_known[k]], 1)).mean()
+        judging.zero_grad()
+        (false - real + 10 * (slope.norm(dim=1) - 1).square().mean()).backward()
+        judging.step()
+        at = sent.clone().requires_grad_()
+        return torch.autograd.grad(-critic(torch.cat([at, about], 1)).mean(), at)[0]
+
+    per_pass = -(-aligned // size)
+    for n in range(steps):
+        where = {"number": n // per_pass, "step": n % per_pass}
+        sent, about = party.embed(**where).detach(), own[batch_indices(party, **where)]
+        cut = 2 * (sent - guess(about)) / sent.numel()
+        if n >= steps // 3:
+            more = judged(sent, about)
+            cut = cut + more * cut.norm() / (more.norm() + 1e-9)
+        party.update(**where, cut=cut * size)
+    found = of_variance(decoder(party.contribution(on="aligned")).detach(), rows, known)
+    return found, told_by(own, rows, own_known, known)
+
+
+def told_by(own: Tensor, rows: Tensor, own_known: Tensor, known: Tensor) -> float:
+    """The explained variance of rows (n, p) by ridge regression on own columns (n, q): of five penalties the best."""
+    a = torch.cat([own_known, torch.ones(len(known), 1)], 1).double()
+    b = torch.cat([own, torch.ones(len(rows), 1)], 1).double()
+    square, with_rows = a.T @ a, a.T @ known.double()
+    penalties = [x * torch.eye(len(square)).double() for x in (0.1, 1, 10, 100, 1000)]
+    return max(of_variance(b @ torch.linalg.solve(square + one, with_rows), rows, known) for one in penalties)
 
 
 # -- AFIND+ --------------------------------------------------------------------------------------------------------
@@ -158,6 +213,65 @@ def chosen_point(seed: int) -> Iterator[Line]:
         near = ((read[:, None] - rows).abs() / spread).amax(-1) < 0.01 if len(read) else torch.zeros(1, len(rows))
         found.append(float(near.any(0).float().mean()))
     yield "afind-plus", f"φ at chosen weights, one answer ({len(rows)} rows)", "rows", found[0], found[1]
+
+
+# -- what no mend removes: time, classes of one node ----------------------------------------------------------------
+
+
+def by_time(seed: int, calls: int = 200) -> Iterator[Line]:
+    """W6: the AUC by which the CPU seconds of a node's call with DP-SGD tell whether all its rows make the network's
+    hidden numbers active, or none; beside it, that of a guess."""
+    run = dp_config(4.0, calls + 2, FORM)
+    run = run.model_copy(update={"models": run.models.model_copy(update={"pool": ("mlp",)})})
+    above, seconds = np.random.default_rng(seed).permutation(calls) % 2 == 0, list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(Path(folder) / "node", USUAL, run)
+        try:
+            for t, which in enumerate([True, False, *above]):
+                weights = {k: torch.zeros_like(w) for k, w in node.weights.items()}
+                first = next(k for k, w in weights.items() if w.dim() == 2)
+                weights[first][:, 0], weights[first.replace("weight", "bias")][:] = 1e-20, 9e-20 * (1 if which else -1)
+                weights.update({k: w.fill_(1e-21) for k, w in weights.items() if w.dim() == 2 and k != first})
+                begun = time.process_time()
+                node.asked("update", t, {"t": 0, "weights": weights})
+                seconds.append(time.process_time() - begun)
+        finally:
+            node.close()
+    found = np.array(seconds[2:])
+    told = auc(above.astype(int), np.stack([-found, found], 1))
+    yield "fedavg", f"CPU time of {calls} calls with tiny numbers", "rows in a region", told, 0.5
+
+
+def alone(seed: int) -> Iterator[Line]:
+    """W7: rows of a class that one node alone has, from its part of a sum at a network that the coordinator knows;
+    beside it, the mean of the other rows."""
+    for count in (1, 10):
+        run = {"method": "fedproto", "rounds": 1, "seed": seed, "models": {"pool": ["mlp"]}, "params": {"lr": 1e-12}}
+        plan = build(check({"run": {**run, "data": HORIZONTAL}}).run)
+        context = plan.contexts[0]
+        own = context.rows
+        y = own.y(torch.arange(len(own)))
+        rare = int(y.mode().values)
+        rows = torch.nonzero(y == rare)[:count, 0]
+        kept = replace(own, index=own.index[torch.cat([rows, torch.nonzero(y != rare)[:, 0]])])
+        party = plan.method.party_at(plan.server_context)(plan.cfg, replace(context, data=kept))
+        network, sent = party.net.module, party.update(t=0, received={})
+        assert int(sent["counts"][rare]) == count
+        target, others = sent["prototypes"][rare].detach(), own.x(torch.nonzero(y != rare)[:, 0])
+        guess = others.mean(0, keepdim=True).clone().requires_grad_()
+        optimizer = torch.optim.Adam([guess], 0.02)
+        for _ in range(3000):
+            optimizer.zero_grad()
+            F.mse_loss(network(guess)[0], target).backward()
+            optimizer.step()
+        true = own.x(rows)
+        yield (
+            "fedproto",
+            f"a class of one node, {count} rows",
+            "rows",
+            of_variance(guess.detach().expand(len(true), *guess.shape[1:]), true, others),
+            0.0,
+        )
 
 
 # -- exported models and checkpoints -------------------------------------------------------------------------------
@@ -227,6 +341,8 @@ ATTACKS = {
     "embeddings": first_embeddings,
     "hijack": hijack,
     "gradients": chosen_point,
+    "time": by_time,
+    "classes": alone,
     "models": exported,
     "checkpoints": stolen,
 }

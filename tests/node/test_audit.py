@@ -293,6 +293,19 @@ def test_refused_calls_have_a_chain_of_their_own(tmp_path: Path, monkeypatch: py
     assert audit.verify(tmp_path, noted=hashlib.sha256(last).hexdigest()) == found
 
 
+def test_an_edit_of_the_newest_refusal_is_found_by_its_noted_hash(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    log.write("opened", "hub")
+    log.refuse("hub", words="the run has 4000 rounds")
+    found = audit.verify(tmp_path)
+    noted = (found.newest, found.newest_refusal)
+    assert audit.verify(tmp_path, noted) == found
+    log.refusals.write_bytes(log.refusals.read_bytes().replace(b"4000", b"400"))
+    audit.verify(tmp_path)  # nothing follows that line
+    with pytest.raises(CheckpointError, match="no line has the hash"):
+        audit.verify(tmp_path, noted)
+
+
 @pytest.mark.parametrize("what", ["changed", "removed", "file removed"])
 def test_an_edit_of_a_refusal_is_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, _ = refusals(tmp_path, monkeypatch)

@@ -5,6 +5,7 @@ What may differ is the numbers that the noise hides.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,19 +15,23 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
 from fedloom.core.message import Tree, map_tensors
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
-from fedloom.methods import find
+from fedloom.experiment.run.engine import start
+from fedloom.methods import registry
 from fedloom.methods.tables.steps import arrays, layout_of, tensors, trees_tree
 from fedloom.protect import noise
 from fedloom.remote import payload
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.trees import random as random_trees
+from tests.engines.test_every_method import run_of
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
-from tests.toy import Toy
 
 QUESTIONS = 500
 Rng = np.random.Generator
@@ -158,20 +163,48 @@ def test_no_tree_makes_a_reply_depend_on_a_row(tmp_path: Path, monkeypatch: pyte
     assert not found, f"{len(found)} of 120: {found[:3]}"
 
 
-NOISY: dict[str, dict[str, Any]] = {
-    "fedavg": {"dp": DP, "batch_size": 8},
-    "gossip": {"dp": DP, "batch_size": 8},
-    "afind-plus": {"dp": {"target": "phi", "sigma": 2.0}, "threshold": "anchored", "batch_size": 8},
+WAYS: dict[str, dict[str, Any]] = {
+    "weights": {"dp": DP},
+    "φ": {"dp": {"target": "phi", "sigma": 2.0}, "threshold": "anchored"},
+    "mean embedding": {"trust": "kernel", "trust_epsilon": 2.0},
+    "leaves": {"dp": {"sigma": 4.0, "grid": {str(k): (-3.0, 3.0) for k in range(64)}}},
 }
+"""Settings by which a method may promise an ε."""
 
 
-@pytest.mark.parametrize("name", NOISY)
-def test_numbers_with_a_guarantee_have_one_width(name: str) -> None:
+def promising() -> Iterator[tuple[str, str]]:
+    """Each method of the registry, with each way in which it promises an ε."""
+    for name, method in registry().items():
+        for way, params in WAYS.items():
+            with contextlib.suppress(ConfigError):
+                if method.configure(params=params).promises:
+                    yield name, way
+
+
+NOISY = [*promising()]
+
+
+def test_every_guarantee_is_in_the_test_of_widths() -> None:
+    assert {way for _, way in NOISY} == {*WAYS}
+    assert {"fedlp", "gossip", "fedal", "feddf", "afind-plus", "fedextra"} <= {name for name, _ in NOISY}
+
+
+@pytest.mark.parametrize(("name", "way"), NOISY)
+def test_numbers_with_a_guarantee_have_one_width(name: str, way: str) -> None:
     """Those of a message are in tensors; a number as text would show its digits by the length of the message."""
-    fed, plain = Toy(find(name), 4, **NOISY[name]).run(1).fed, r" (int|float|bool|str|\d+ leaves)(;|$)"
+    small = run_of(name, "none")
+    data = small.data.model_copy(update={"clients": 3})
+    kind = small.model_copy(update={"rounds": 1, "data": data, "faults": Faults(), "params": small.params | WAYS[way]})
+    plan, plain = build(kind), r" (int|float|bool|str|\d+ leaves)(;|$)"
+    with start(plan) as engine:
+        graph = None if plan.graph is None else dict(enumerate(plan.graph))
+        fed = Federation(engine, seed=0, graph=graph, param_shapes=plan.param_shapes)
+        for _ in plan.method.round(fed, plan.server, engine.ids, plan.cfg, 0):
+            pass
     sent = [entry for entry in fed.ledger if entry.sender != fed.coordinator]
     assert re.search(plain, "rows int; w float32[3]") and not re.search(plain, "rows int64[]; w float32[3]")
-    assert sent and not [entry.what for entry in sent if re.search(plain, entry.what)]
+    assert sent or name in ("local", "alone")
+    assert not [entry.what for entry in sent if re.search(plain, entry.what)]
 
 
 def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_path: Path) -> None:

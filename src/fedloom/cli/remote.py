@@ -237,20 +237,23 @@ audit = typer.Typer(help="Check a node's audit log.", no_args_is_help=True)
 @audit.command("verify")
 def verify(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
-    noted: Annotated[str, typer.Option(metavar="HASH", help="A hash that this command printed earlier.")] = "",
+    noted: Annotated[
+        list[str] | None, typer.Option(metavar="HASH", help="A hash that this command printed earlier. Repeatable.")
+    ] = None,
 ) -> None:
     """Check that no line of a node's audit log, or of its log of refused calls, was changed, removed or inserted.
 
     [bold]fedloom audit verify fed/hospital-a/state[/]
 
-    It prints the hash of the newest line. Note it on another machine: later, --noted HASH checks that the lines up to
-    there are unchanged, even if somebody rewrote the whole log.
+    It prints the hash of the newest line of each. Note them on another machine: later, --noted HASH checks that the
+    lines up to there are unchanged, even if somebody rewrote the whole log.
     """
     verify = _net("fedloom.remote.node.audit").verify
-    found = verify(state, noted)
+    found = verify(state, noted or ())
     out.print(f"{found.lines:,} lines are unchanged; the newest has the hash\n{found.newest}")
     if found.refusals:
-        out.print(f"{found.refusals:,} lines of refused calls are unchanged")
+        out.print(f"{found.refusals:,} lines of refused calls are unchanged; the newest has the hash")
+        out.print(found.newest_refusal)
     if found.unchained:
         out.print(f"{found.unchained:,} older lines have no hash: a version before 0.2 wrote them")
     for name, time, key in found.confirmed[-3:]:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -118,6 +118,7 @@ class Verified(NamedTuple):
         torn: lines whose writing a crash interrupted; their calls were not answered.
         newest: hash of the last line. Note it elsewhere: a later log must still contain it.
         refusals: lines of the chain of refused calls, of which older ones are dropped.
+        newest_refusal: hash of the last of them, to be noted as well.
         confirmed: who has confirmed the log, when, and the fingerprint of their key, the newest last. Whose key it is
             must be checked apart.
     """
@@ -128,14 +129,15 @@ class Verified(NamedTuple):
     newest: str
     refusals: int = 0
     confirmed: tuple[tuple[str, str, str], ...] = ()
+    newest_refusal: str = FIRST
 
 
-def verify(folder: Path, noted: str = "") -> Verified:
+def verify(folder: Path, noted: str | Sequence[str] = ()) -> Verified:
     """Check the chains of a node's answered and of its refused calls, each over all its files.
 
     Args:
         folder: the node's `state`.
-        noted: a hash that was noted earlier; the chain must contain it.
+        noted: hashes that were noted earlier; the chains must contain them.
 
     Raises:
         CheckpointError: there is no log, a line was changed, removed or inserted, or no chain has such a hash.
@@ -153,9 +155,10 @@ def verify(folder: Path, noted: str = "") -> Verified:
                 begun = (_parsed(file.readline()) or {}).get("before", FIRST)
         others, more = _chain(_ordered(refusals, begun), begun)
         hashes |= more
-    if noted and noted not in hashes:
-        raise CheckpointError(f"no line has the hash {noted}: lines at the end were removed, or the log was replaced")
-    return found._replace(refusals=others.lines, torn=found.torn + others.torn)
+    for one in [noted] if isinstance(noted, str) else noted:
+        if one and one not in hashes:
+            raise CheckpointError(f"no line has the hash {one}: lines at the end were removed, or the log was replaced")
+    return found._replace(refusals=others.lines, torn=found.torn + others.torn, newest_refusal=others.newest)
 
 
 def _chain(log: Iterable[tuple[Path, int, bytes]], begun: str) -> tuple[Verified, set[str]]:
