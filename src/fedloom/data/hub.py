@@ -21,7 +21,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
-from fedloom.data.columns import RawColumn, stacked
+from fedloom.data.columns import RawColumn, refuse_names, stacked
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.images import decode_images
@@ -251,7 +251,9 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    features: dict[str, Any] = about.get("info", {}).get("features", {})
+    features: dict[str, Any] = {c.strip(): kind for c, kind in about.get("info", {}).get("features", {}).items()}
+    table = table.rename_columns([column.strip() for column in table.column_names])
+    refuse_names(table.column_names, str(path))
     images, named = [], {}
     for field_ in table.schema:
         kind = features.get(field_.name, {}).get("_type", "Value")
