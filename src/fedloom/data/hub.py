@@ -7,9 +7,6 @@ up to seconds, so functions import it. Code that comes with a data set is never 
 import contextlib
 import json
 import re
-import socket
-import urllib.parse
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +166,10 @@ def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str,
 
 def _hub_answers() -> bool:
     """Whether the hub can be reached, without the half minute of retries of `datasets`; assumed behind a proxy."""
+    import socket
+    import urllib.parse
+    import urllib.request
+
     from huggingface_hub import constants
 
     if urllib.request.getproxies().keys() & {"https", "http", "all"}:
