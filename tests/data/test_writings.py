@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedloom
 from fedloom.core.errors import DataError
@@ -140,6 +141,27 @@ def test_a_column_has_one_role() -> None:
                            ({"encode": {"site": "text"}}, "the owner already")):  # fmt: skip
         with pytest.raises(DataError, match=role):
             read_data(table, **{"label": "y", "group": "site", **settings})  # type: ignore[arg-type]
+
+
+def test_arrays_and_frames_of_a_list_are_read_alike() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    for labels, problem in (([f"{row},5" for row in ROWS], "y has 40 different numbers such as '0,5'"),
+                            ([f"p{row}" for row in ROWS], "free text or an id"), (np.full(40, np.nan), "no label"),
+                            (["a", "b"] * 20, "different numbers of values")):  # fmt: skip
+        rows: Any = [[1, 2], [3]] * 20 if "values" in problem else x
+        with pytest.raises(DataError, match=problem):
+            fedloom.run("local", data=(rows, labels), clients=2, rounds=1)
+    pandas = pytest.importorskip("pandas")
+    one = pandas.DataFrame({**PLAIN, "client": ["u", "v"] * 20})
+    found = fedloom.run("local", data=[one, one[["client", "y", "x"]]], label="y", rounds=1, models="linear")
+    assert found.summary["clients"] == 2 and found.models[0](torch.zeros(1, 3)).shape == (1, 2)
+
+
+def test_the_ending_of_a_file_may_be_in_capitals(tmp_path: Path) -> None:
+    lines = [f"{x},{y}" for x, y in zip(PLAIN["x"], PLAIN["y"], strict=True)]
+    (tmp_path / "T.CSV").write_text("\n".join(["x,y", *lines, ""]))
+    for path in (tmp_path / "T.CSV", tmp_path):
+        assert read_data(path, label="y").x.shape == (40, 1)
 
 
 def test_partners_files_refuse_the_same_numbers() -> None:

@@ -146,8 +146,8 @@ class Number:
     def distill_gradient(
         self, target: Tensor, outputs: Tensor, temperature: float = 1.0, *, reverse: bool = False
     ) -> Tensor:
-        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of `distill` with its arguments exchanged,
-        KL(outputs || target)."""
+        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of KL(outputs || target), which is
+        `distill` with its arguments exchanged."""
         apart = outputs[..., :1] - target[..., :1]
         if not self.variance:
             return apart

@@ -97,7 +97,7 @@ def read_content(
         return content
     options: dict[str, Any] = {"path": str(path)}
     if path.is_file():
-        options = {"path": path.suffix[1:], "data_files": str(path)}
+        options = {"path": path.suffix[1:].lower(), "data_files": str(path)}
     try:
         splits = _load_dataset(**options)
     except DataError:
@@ -110,7 +110,7 @@ def read_content(
 def table_endings(path: Path) -> set[str]:
     """The suffixes .csv and .parquet of the file, or of files in the folder."""
     files = [path] if path.is_file() else path.rglob("*")
-    return {file.suffix for file in files} & {".csv", ".parquet"}
+    return {file.suffix.lower() for file in files} & {".csv", ".parquet"}
 
 
 def open_from_hub(
@@ -213,7 +213,7 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
     for file in (
         [path]
         if path.is_file()
-        else sorted(file for ending in table_endings(path) for file in path.rglob(f"*{ending}"))
+        else sorted(file for file in path.rglob("*") if file.suffix.lower() in table_endings(file))
     ):
         words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
         splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
@@ -234,7 +234,7 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
 
 def _read_table(file: Path, grammar: Grammar) -> Mapping[str, RawColumn]:
     """The columns of a CSV or Parquet file that has no pictures."""
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         return read_csv(file, grammar=grammar)
     content = _read_parquet_file(file, file.stem, grammar)
     if content is None or content.images is not None or content.named:

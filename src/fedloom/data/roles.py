@@ -401,7 +401,7 @@ def labels_of(
             "choose a class column, or divide the numbers into classes first."
         )
     if options.task is None and not len(numbers):
-        _refuse_no_classes(column, where)
+        refuse_no_classes(column, where)
     parts = [_SEPARATORS.split(word) for word in names]
     single = {part[0] for part in parts if len(part) == 1}
     if any(len(part) > 1 and set(part) <= single for part in parts):
@@ -412,7 +412,7 @@ def labels_of(
     return y, names
 
 
-def _refuse_no_classes(labels: RawColumn, where: str) -> None:
+def refuse_no_classes(labels: RawColumn, where: str) -> None:
     """Raise DataError if words are no classes but numbers that the grammar does not read, dates or free text."""
     words, rows = labels.counts, sum(labels.counts.values())
     says = 'set data.task = "classes" if they are classes'
