@@ -434,7 +434,7 @@ def _numbers(cells: Any) -> np.ndarray:
     if pa.types.is_duration(cells.type):
         units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
         return _array(cells.cast(pa.int64()).cast(pa.float64(), safe=False)) / units[cells.type.unit]
-    return _array(cells.cast(pa.float64(), safe=False))
+    return _array(cells if pa.types.is_float64(cells.type) else cells.cast(pa.float64(), safe=False))
 
 
 def _array(cells: Any) -> np.ndarray:
