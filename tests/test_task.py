@@ -54,6 +54,17 @@ def test_a_gradient_of_distillation_is_that_of_its_loss(task: Task) -> None:
         torch.testing.assert_close(task.distill_gradient(target, outputs.detach(), reverse=True) / 5, outputs.grad)
 
 
+def test_a_sure_gaussian_takes_steps_as_long_as_those_of_the_squared_error() -> None:
+    both = Number(variance=True)
+    for spread, slope in ((-10.0, 3.0), (0.0, 3.0), (float(np.log(4)), 0.75)):
+        outputs = torch.tensor([[1.0, spread]], dtype=torch.float64, requires_grad=True)
+        both.loss(outputs, torch.tensor([-2.0])).backward()
+        assert outputs.grad is not None and outputs.grad[0, 0].item() == pytest.approx(slope)
+    outputs = torch.tensor([[1.0, float(np.log(9))]], dtype=torch.float64, requires_grad=True)
+    both.loss(outputs, torch.tensor([-2.0])).backward()  # the variance that fits the row stays the minimum
+    assert outputs.grad is not None and outputs.grad[0, 1].item() == pytest.approx(0, abs=1e-9)
+
+
 def test_confidence_in_a_number_needs_a_variance() -> None:
     assert Classes(2).certainty(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).tolist() == pytest.approx(
         [-np.log(2), 0], abs=2e-3

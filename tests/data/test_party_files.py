@@ -145,11 +145,11 @@ def test_labels_stay_at_the_first_party(files: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must have a column"),
+        ("", "is empty"),
         ("id,a\n", "rows below"),
         ("id,a\n1,2\n1\n", "line 3: expected 2 values"),
         ("id,id\n1,2\n", "must be unique"),
-        ("id,\n1,2\n", "must be unique"),
+        ("id,\n1,2\n", "column 2 of 2 has no name"),
         ('id,a\n"1,2\n', "cannot be read"),
     ],
 )

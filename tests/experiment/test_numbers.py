@@ -86,8 +86,10 @@ def test_an_agreed_scale_takes_the_place_of_that_of_the_rows(averaged: fedloom.R
     assert found.rmse != averaged.rmse and found.rmse < 0.5 * found.summary["chance"]
     with pytest.raises(ConfigError, match=r"mean and an s\.d\. above 0"):
         run(label_scale=(0.0, 0.0))
-    with pytest.raises(ConfigError, match=r"data\.label_scale"):  # a row moves the mean of all training rows
+    with pytest.raises(ConfigError, match=r"fedavg promises .* data\.label_scale"):  # a row moves the others' labels
         run(params={"lr": 0.05, "dp": {"unit": "rows", "sigma": 1.0}})
+    with pytest.raises(ConfigError, match=r"fedmd promises differential privacy \(params\.trust_epsilon\)"):
+        run("fedmd", preset="trusted", public_rows=20, params={})
 
 
 def test_a_variance_is_learned_beside_the_mean(averaged: fedloom.Result) -> None:
@@ -194,6 +196,12 @@ def test_a_pretrained_model_predicts_a_number(method: str, params: dict[str, Any
     """It is trained on the server's 60 rows, whose scale is that of the run."""
     given: dict[str, Any] = {"models": {"pool": ["mlp"]}, "server_rows": 60, "params": params, "rounds": 20}
     found = run(method, **given, pretrained={"epochs": 30})
+    assert found.rmse < 0.8 * found.summary["chance"]
+
+
+def test_a_variance_that_fits_few_rows_does_not_diverge_later() -> None:
+    models = {"pool": ["mlp"], "variance": True}
+    found = run("fedlp", models=models, server_rows=60, params={"lr": 0.05}, rounds=10, pretrained={"epochs": 30})
     assert found.rmse < 0.8 * found.summary["chance"]
 
 

@@ -86,7 +86,8 @@ class Classes:
 class Number:
     """A number, standardized as (number - shift) / scale. Outputs are (B, 1) standardized numbers, labels (B,) float32.
 
-    With `variance` outputs are (B, 2): the mean and the logarithm of the variance of a Gaussian.
+    With `variance` outputs are (B, 2): the mean and the logarithm of the variance of a Gaussian. Gradients are then
+    times the variance if it is below 1.
 
     Attributes:
         shift, scale: agreed by all parties, in the unit of the number. scale > 0.
@@ -126,7 +127,7 @@ class Number:
         error = (outputs[..., 0] - y) ** 2 / 2
         if self.variance:
             spread = _log_variance(outputs)
-            error = spread / 2 + error * torch.exp(-spread)
+            error = _steady(spread / 2 + error * torch.exp(-spread), spread)
         return error if reduction == "none" else error.sum() if reduction == "sum" else error.mean()
 
     def soft(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
@@ -140,21 +141,23 @@ class Number:
         if not self.variance:
             return apart.mean() / 2
         of, by = _log_variance(target), _log_variance(outputs)
-        return ((by - of + (torch.exp(of) + apart) * torch.exp(-by) - 1) / 2).mean()
+        return _steady((by - of + (torch.exp(of) + apart) * torch.exp(-by) - 1) / 2, by).mean()
 
     def distill_gradient(
         self, target: Tensor, outputs: Tensor, temperature: float = 1.0, *, reverse: bool = False
     ) -> Tensor:
-        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of KL(outputs || target)."""
+        """Gradient (B, W) of `distill` by the outputs, for each row; `reverse`: of KL(outputs || target), which is
+        `distill` with its arguments exchanged."""
         apart = outputs[..., :1] - target[..., :1]
         if not self.variance:
             return apart
         of, by = _log_variance(target)[..., None], _log_variance(outputs)[..., None]
         inside = outputs[..., 1:].abs() <= _SPREAD
         if reverse:
-            return torch.cat([apart * torch.exp(-of), (torch.exp(by - of) - 1) / 2 * inside], -1)
+            found = torch.cat([apart * torch.exp(-of), (torch.exp(by - of) - 1) / 2 * inside], -1)
+            return found * torch.exp(of.clamp(max=0))
         spread = (1 - (torch.exp(of) + apart**2) * torch.exp(-by)) / 2 * inside
-        return torch.cat([apart * torch.exp(-by), spread], -1)
+        return torch.cat([apart * torch.exp(-by), spread], -1) * torch.exp(by.clamp(max=0))
 
     def certainty(self, outputs: Tensor) -> Tensor:
         """(...) how sure outputs (..., W) are: the negative entropy of their Gaussians without its constant, float64.
@@ -191,3 +194,12 @@ def refusal(name: str, kind: TaskKind, tasks: Mapping[str, tuple[TaskKind, ...]]
 
 def _log_variance(outputs: Tensor) -> Tensor:
     return outputs[..., 1].clamp(-_SPREAD, _SPREAD)
+
+
+def _steady(values: Tensor, spread: Tensor) -> Tensor:
+    """The values (B,) of Gaussians with log variances `spread` (B,); gradients are times the variance if it is below 1.
+
+    The minimum of each row stays (Seitzer et al. 2022, arXiv:2203.09168, with beta = 1). Without it a network that is
+    sure of the few rows that it has seen takes steps up to e^10 times as long on others, and diverges.
+    """
+    return values.detach() + (values - values.detach()) * spread.detach().clamp(max=0).exp()

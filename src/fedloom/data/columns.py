@@ -4,6 +4,7 @@ Cells are held by PyArrow: it reads CSV and Parquet, takes columns of pandas and
 exactly as written, and starts in a twentieth of a second. Polars would do the same, and pandas takes ten times as long.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.grammar import BOOLEANS, NUMBER, PLAIN, Grammar
+from fedloom.data.grammar import BOOLEANS, NUMBER, PLAIN, Grammar, is_number
 
 Table: TypeAlias = Any
 """A mapping of column names to values, or a pandas, Polars or Arrow table."""
@@ -27,6 +28,8 @@ class RawColumn:
     cells: Any
     """A `pyarrow.ChunkedArray` of n texts without the spaces around them, or of numbers, booleans, times or lists."""
     grammar: Grammar = PLAIN
+    parsed: np.ndarray | None = None
+    """(n,) float64 of text whose cells are all numbers, if `of` found them; then no cell is missing."""
 
     @classmethod
     def of(cls, name: str, values: Any, grammar: Grammar = PLAIN) -> "RawColumn":
@@ -37,7 +40,9 @@ class RawColumn:
         """
         if isinstance(values, RawColumn):
             return values
-        return cls(name, _stripped(_cells(name, values)), grammar)
+        cells = _plain(name, _cells(name, values))
+        parsed = _parsed(cells, grammar)
+        return cls(name, cells if parsed is not None else _stripped(cells), grammar, parsed)
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -76,22 +81,34 @@ class RawColumn:
         point if all are whole; text that ends in ".0" in every cell, as pandas writes such numbers, loses it.
 
         Raises:
-            DataError: a cell holds several values.
+            DataError: a cell holds several values, or whole numbers that float64 does not tell apart.
         """
-        import pyarrow as pa
         import pyarrow.compute as pc
 
+        if self.is_text and self._ends_in_zero:
+            return _objects(pc.replace_substring_regex(self.cells, r"^([+-]?[0-9]+)\.0$", r"\1"))
+        return self._text
+
+    @cached_property
+    def _text(self) -> list[str]:
+        """As `text`, each cell by itself."""
+        import pyarrow as pa
+
         cells = self.cells
-        if self.is_duration or pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type):
-            return _number_texts(_numbers(cells))
+        if pa.types.is_decimal(cells.type):
+            return ["" if number is None else f"{number.normalize():f}" for number in cells.to_pylist()]
+        if self.is_duration or pa.types.is_floating(cells.type):
+            return _number_texts(self.name, _numbers(cells))
         if pa.types.is_boolean(cells.type):
-            cells = pc.if_else(cells, "True", "False")
-        elif self.is_time:
+            words = np.where(_array(cells), "True", "False").astype(object)
+            words[self.missing] = ""
+            return list(words)
+        if self.is_time:
             cells = _times_as_text(cells)
         elif self.several:
             raise DataError(f"Column {self.name!r} holds several values in a row; give one, or leave the column out.")
-        elif self.is_text and self._ends_in_zero:
-            cells = pc.replace_substring_regex(cells, r"^([+-]?[0-9]+)\.0$", r"\1")
+        elif self.is_text:
+            return _objects(cells)
         return ["" if word is None else str(word) for word in cells.to_pylist()]
 
     @cached_property
@@ -100,10 +117,9 @@ class RawColumn:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        gone = pc.is_null(self.cells, nan_is_null=pa.types.is_floating(self.cells.type))
         if self.is_text:
-            gone = pc.or_(gone, self._missing_text)
-        return _array(gone)
+            return self._missing_text
+        return _array(pc.is_null(self.cells, nan_is_null=pa.types.is_floating(self.cells.type)))
 
     @cached_property
     def missing_words(self) -> Mapping[str, int]:
@@ -112,7 +128,7 @@ class RawColumn:
 
         if not self.is_text:
             return {}
-        counts = pc.value_counts(self.cells.filter(self._missing_text)).to_pylist()
+        counts = pc.value_counts(self.cells.filter(_mask(self._missing_text))).to_pylist()
         return {entry["values"]: entry["counts"] for entry in counts if entry["values"]}
 
     @cached_property
@@ -122,9 +138,37 @@ class RawColumn:
         Raises:
             DataError: a cell holds several values.
         """
-        words = np.array([*self.text, None], dtype=object)[:-1]  # the None keeps NumPy from making fixed-size text
+        return self._with_none(self.text)
+
+    @cached_property
+    def written(self) -> np.ndarray:
+        """As `words`, where what a cell is does not depend on others: "1.0" stays even if all end so."""
+        return self._with_none(self._text)
+
+    def _with_none(self, texts: list[str]) -> np.ndarray:
+        words = np.array([*texts, None], dtype=object)[:-1]  # the None keeps NumPy from making fixed-size text
         words[self.missing] = None
         return words
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """The known words -> rows, in the order of their first row."""
+        found = dict(Counter(self.words.tolist()))
+        found.pop(None, None)
+        return found
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the known values are numbers, and not true and false only."""
+        return self.values.dtype.kind == "f" and not self._is_flag
+
+    @cached_property
+    def padded(self) -> str:
+        """Some number of text that begins with zeros, as codes do; "" if none does."""
+        import pyarrow.compute as pc
+
+        found = _array(pc.match_substring_regex(self.cells, r"^0[0-9]"))
+        return self.cells[int(np.argmax(found))].as_py() if found.any() else ""
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -132,21 +176,36 @@ class RawColumn:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        if self.parsed is not None:
+            return self.parsed
         if pa.types.is_boolean(self.cells.type):
             return _with_gaps(_array(self.cells), self.missing)
         if not self.is_text:
             return self.words if self.is_time or self.several else _numbers(self.cells)
         gone = self._missing_text
-        known = self.cells.filter(pc.invert(gone))
-        if not len(known):
+        if gone.all():
             return np.full(len(self), None, dtype=object)
-        if pc.all(pc.match_substring_regex(known, _one_of(BOOLEANS))).as_py():
+        first = self.cells[int(np.argmin(gone))].as_py()
+        if first in BOOLEANS and _array(pc.match_substring_regex(self.cells, _one_of(BOOLEANS)))[~gone].all():
             true = pc.match_substring_regex(self.cells, _one_of(word for word, one in BOOLEANS.items() if one))
-            return _with_gaps(_array(true), _array(gone))
-        plain = self._decimal_points
-        if not pc.all(pc.match_substring_regex(plain.filter(pc.invert(gone)), f"^({NUMBER})$")).as_py():
+            return _with_gaps(_array(true), gone)
+        try:
+            known = pc.if_else(_mask(gone), pa.nulls(len(self), pa.large_string()), self._decimal_points)
+            numbers = _numbers(known.cast(pa.float64()))
+        except pa.ArrowInvalid:
             return self.words
-        return _numbers(pc.if_else(gone, pa.nulls(len(self), pa.large_string()), plain).cast(pa.float64()))
+        odd = np.flatnonzero(~np.isfinite(numbers) & ~gone)  # 1e400 is a number that is refused later, inf is a word
+        return numbers if all(self.grammar.is_number(self.cells[int(row)].as_py()) for row in odd) else self.words
+
+    @cached_property
+    def _is_flag(self) -> bool:
+        """Whether the known values are true and false."""
+        import pyarrow as pa
+
+        known = ~self.missing
+        if not self.is_text or not known.any():
+            return bool(pa.types.is_boolean(self.cells.type))
+        return self.cells[int(np.argmax(known))].as_py() in BOOLEANS
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """(n,) float64, NaN for a gap and for what is no number; and (n,) whether a cell is neither. True is 1."""
@@ -157,7 +216,7 @@ class RawColumn:
         import pyarrow.compute as pc
 
         if not self.is_text:
-            return np.full(len(self), np.nan), ~self.missing
+            return np.full(len(self), np.nan), ~self.missing  # also of times
         fits = pc.match_substring_regex(self._decimal_points, f"^({NUMBER})$")
         found = _numbers(
             pc.if_else(fits, self._decimal_points, pa.nulls(len(self), pa.large_string())).cast(pa.float64())
@@ -175,18 +234,27 @@ class RawColumn:
         return RawColumn(self.name, self.cells.take(rows), self.grammar)
 
     @cached_property
-    def _missing_text(self) -> Any:
-        """Whether each cell is empty or a missing word. An array of words would make PyArrow import pandas."""
+    def _missing_text(self) -> np.ndarray:
+        """(n,) whether each cell is empty or a missing word. An array of words would make PyArrow import pandas."""
         import pyarrow.compute as pc
 
-        empty = pc.is_null(self.cells)
-        return pc.or_kleene(empty, pc.match_substring_regex(self.cells, _one_of(("", *self.grammar.missing_words))))
+        if self.parsed is not None:
+            return np.zeros(len(self), dtype=bool)
+        words = ("", *self.grammar.missing_words)
+        short = _lengths(self.cells) <= max(len(word.encode()) for word in words)
+        found = _array(pc.match_substring_regex(self.cells.filter(_mask(short)), _one_of(words)))
+        gone = _array(pc.is_null(self.cells)) if self.cells.null_count else np.zeros(len(self), dtype=bool)
+        gone[short] |= found
+        return gone
 
     @cached_property
     def _ends_in_zero(self) -> bool:
         import pyarrow.compute as pc
 
-        known = self.cells.filter(pc.invert(self._missing_text))
+        gone = self._missing_text
+        if gone.all() or not self.cells[int(np.argmin(gone))].as_py().endswith(".0"):
+            return False
+        known = self.cells.filter(_mask(~gone))
         return bool(pc.all(pc.match_substring_regex(known, r"^[+-]?[0-9]+\.0$"), min_count=1).as_py())
 
     @cached_property
@@ -212,16 +280,29 @@ def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
         )
     names = getattr(table, "column_names", None)  # of Arrow, whose `columns` are not names
     keys = list(table.keys() if hasattr(table, "keys") else table.columns if names is None else names)
-    words = [str(key) for key in keys]
-    if repeated := sorted({name for name in words if words.count(name) > 1} if len(set(words)) < len(words) else ()):
-        raise DataError(f"Column names must be unique, but {repeated[0]!r} repeats; rename all but one.")
+    words = [str(key).strip() for key in keys]
+    refuse_names(words, "The table")
     return {name: RawColumn.of(name, table[key], grammar) for name, key in zip(words, keys, strict=True)}
+
+
+def refuse_names(names: Sequence[str], where: str) -> None:
+    """Raise DataError if a column has no name, or two have one."""
+    if "" in names:
+        raise DataError(
+            f"{where}: column {names.index('') + 1} of {len(names)} has no name; name it, or leave it out (pandas "
+            "writes such a column without index=False)."
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataError(f"{where}: column names must be unique, but {twice!r} repeats; rename all but one.")
 
 
 def joined(columns: Sequence[RawColumn]) -> RawColumn:
     """One column of the cells of several, in order. Cells of different types become text."""
     import pyarrow as pa
 
+    if len(columns) == 1:
+        return columns[0]
     if len({column.cells.type for column in columns}) > 1:
         number = all(pa.types.is_integer(c.cells.type) or pa.types.is_floating(c.cells.type) for c in columns)
         columns = [
@@ -262,14 +343,23 @@ def _cells(name: str, values: Any) -> Any:
         if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
             return pa.chunked_array(values)
         array = pa.array(values, from_pandas=True)
+        held = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if isinstance(held, pa.BaseExtensionType) and held.extension_name.startswith("pandas."):
+            raise TypeError("periods and intervals are their text")
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         texts = [_text(value) for value in values]
         try:
-            return pa.chunked_array([pa.array(texts, pa.large_string())])
+            return _chunks(texts)
         except UnicodeEncodeError:
             odd = next(text for text in texts if text and any("\ud800" <= sign <= "\udfff" for sign in text))
             raise DataError(f"Column {name!r} has {odd[:40]!a}, which is no Unicode text; correct it.") from None
+
+
+def _chunks(texts: Sequence[str | None]) -> Any:
+    import pyarrow as pa
+
+    return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
 def _text(value: Any) -> str | None:
@@ -278,20 +368,63 @@ def _text(value: Any) -> str | None:
     return None if missing else str(value)
 
 
+def _plain(name: str, cells: Any) -> Any:
+    """Cells of any type without its encoding: text in one type, words in place of their numbers.
+
+    Raises:
+        DataError: bytes that are no text in UTF-8, or a type that holds no words, numbers, dates or lists.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_type = pa.types
+    try:
+        if isinstance(cells.type, pa.BaseExtensionType):
+            if cells.type.extension_name.startswith("pandas."):
+                raise pa.ArrowNotImplementedError("a period or an interval of pandas")
+            stored = pa.chunked_array([chunk.storage for chunk in cells.chunks], cells.type.storage_type)
+            plain = not is_type.is_fixed_size_binary(stored.type)
+            cells = stored if plain else _chunks([_text(value) for value in cells.to_pylist()])
+        if is_type.is_dictionary(cells.type):
+            cells = cells.cast(cells.type.value_type)
+        if is_type.is_run_end_encoded(cells.type):
+            cells = pc.run_end_decode(cells)
+        if is_type.is_fixed_size_binary(cells.type):
+            cells = cells.cast(pa.binary())
+        texts = (is_type.is_null, is_type.is_string, is_type.is_large_string, is_type.is_string_view)
+        if any(found(cells.type) for found in (*texts, is_type.is_binary, is_type.is_large_binary)):
+            return cells.cast(pa.large_string())
+        if is_type.is_interval(cells.type) or is_type.is_union(cells.type):
+            raise pa.ArrowNotImplementedError("no single value")
+    except (pa.ArrowException, UnicodeDecodeError):
+        raise DataError(
+            f"Column {name!r} holds values of the type {cells.type}, which are no words, numbers or dates; convert "
+            "them to text, or leave the column out."
+        ) from None
+    return cells
+
+
+def _parsed(cells: Any, grammar: Grammar) -> np.ndarray | None:
+    """(n,) float64 of text that is all finite numbers of the usual grammar; None for other cells."""
+    import pyarrow as pa
+
+    if not pa.types.is_large_string(cells.type) or cells.null_count or not len(cells):
+        return None
+    if grammar.decimal != "." or any(map(is_number, grammar.missing_words)):
+        return None
+    try:
+        numbers = _array(cells.cast(pa.float64()))  # takes what `NUMBER` does, and inf and nan; no spaces
+    except pa.ArrowInvalid:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
 def _stripped(cells: Any) -> Any:
     """Cells of any type, text without the spaces around it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind = cells.type
-    if pa.types.is_dictionary(kind):
-        cells = cells.cast(kind.value_type)
-    if pa.types.is_null(kind):
-        return cells.cast(pa.large_string())
-    if any(found(cells.type) for found in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-                                           pa.types.is_binary, pa.types.is_large_binary)):  # fmt: skip
-        return pc.utf8_trim_whitespace(cells.cast(pa.large_string()))
-    return cells
+    return pc.utf8_trim_whitespace(cells) if pa.types.is_large_string(cells.type) else cells
 
 
 def _numbers(cells: Any) -> np.ndarray:
@@ -301,7 +434,7 @@ def _numbers(cells: Any) -> np.ndarray:
     if pa.types.is_duration(cells.type):
         units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
         return _array(cells.cast(pa.int64()).cast(pa.float64(), safe=False)) / units[cells.type.unit]
-    return _array(cells.cast(pa.float64(), safe=False))
+    return _array(cells if pa.types.is_float64(cells.type) else cells.cast(pa.float64(), safe=False))
 
 
 def _array(cells: Any) -> np.ndarray:
@@ -324,13 +457,47 @@ def _array(cells: Any) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def _mask(flags: np.ndarray) -> Any:
+    """Arrow's booleans of (n,) flags. PyArrow's own way imports pandas."""
+    import pyarrow as pa
+
+    bits = pa.py_buffer(np.packbits(flags, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
+
+
+def _objects(cells: Any) -> list[str]:
+    """n texts, "" for a gap; equal ones are one object."""
+    import pyarrow as pa
+
+    chunk = pa.chunked_array([cells.combine_chunks()]).chunk(0).dictionary_encode()
+    words = np.array([*chunk.dictionary.to_pylist(), ""], dtype=object)
+    places = np.frombuffer(chunk.indices.buffers()[1] or b"", np.int32)[: len(chunk)]
+    if chunk.null_count:
+        places = np.where(_bits(chunk.indices.buffers()[0])[: len(chunk)], places, len(words) - 1)
+    return list(words[places])
+
+
+def _lengths(cells: Any) -> np.ndarray:
+    """(n,) bytes of each text."""
+    parts = [np.empty(0, np.int64)]
+    for chunk in cells.chunks:
+        ends = np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        parts.append(np.diff(ends))
+    return np.concatenate(parts)
+
+
 def _bits(buffer: Any) -> np.ndarray:
     """The bits of Arrow's buffer as booleans."""
     return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").astype(bool)
 
 
-def _number_texts(numbers: np.ndarray) -> list[str]:
+def _number_texts(name: str, numbers: np.ndarray) -> list[str]:
     known = numbers[~np.isnan(numbers)]
+    if (large := known[(np.abs(known) >= _WHOLE) & np.isfinite(known)]).size:
+        raise DataError(
+            f"Column {name!r} holds floats such as {large[0]:.0f}, which do not tell whole numbers of 2**53 or more "
+            "apart: read the column as text or whole numbers."
+        )
     if np.array_equal(known, np.floor(known)) and (np.abs(known) < _WHOLE).all():
         return ["" if number != number else str(int(number)) for number in numbers.tolist()]
     return ["" if number != number else repr(number) for number in numbers.tolist()]
@@ -347,7 +514,7 @@ def _times_as_text(cells: Any) -> Any:
     import pyarrow.compute as pc
 
     if not pa.types.is_timestamp(cells.type):
-        return cells.cast(pa.large_string())
+        return pc.replace_substring_regex(cells.cast(pa.large_string()), r"\.0+$", "")
     zone = "" if cells.type.tz is None else "+00:00"
     cells = cells.cast(pa.timestamp(cells.type.unit))
     days = cells.cast(pa.date32(), safe=False)
@@ -364,4 +531,6 @@ def _one_of(words: Iterable[str]) -> str:
 
 def known_words(words: Iterable[str | None]) -> list[str]:
     """The words without gaps, each once, in the order of their first row."""
-    return list(dict.fromkeys(word for word in words if word is not None))
+    found = dict.fromkeys(words)
+    found.pop(None, None)
+    return list(found)  # type: ignore[arg-type]

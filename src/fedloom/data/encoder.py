@@ -5,6 +5,7 @@ for heavy tails. They are implemented in NumPy, because rules must load from JSO
 importing scikit-learn takes seconds.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
@@ -14,12 +15,15 @@ import numpy as np
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
+from fedloom.data.grammar import PLAIN, unread
 from fedloom.data.options import Understanding
+from fedloom.data.standalone import known_word
 from fedloom.data.tables import (
     MISSING,
     RawTable,
     as_numbers,
     as_words,
+    filled,
     numbers_of,
     refuse_mistakes,
     refuse_rows,
@@ -29,7 +33,8 @@ from fedloom.data.text_and_dates import DateParts, HashedText
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
-_TOO_LARGE = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+"""Numbers of a column must be below it."""
 _COARSE = 1e-3  # of a column's s.d.; float32 must not round its numbers by more
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 _MOST_CATEGORIES = 1000
@@ -55,13 +60,13 @@ class RawNumber:
         numbers, wrong = as_numbers(self.name, values)
         if self.gaps:
             refuse_rows(self.name, "a number, or nothing,", wrong)
-        refuse_rows(self.name, "a finite number", ~(np.abs(numbers) < _TOO_LARGE) & ~(self.gaps & np.isnan(numbers)))
+        refuse_rows(self.name, "a finite number", ~(np.abs(numbers) < LARGEST) & ~(self.gaps & np.isnan(numbers)))
         return self._marked(numbers)
 
     def encode_any(self, values: RawColumn) -> np.ndarray:
         """As `encode`, of any n values: what is no finite number is missing."""
         numbers, _ = as_numbers(self.name, values)
-        return self._marked(np.where(np.abs(numbers) < _TOO_LARGE, numbers, np.nan))
+        return self._marked(np.where(np.abs(numbers) < LARGEST, numbers, np.nan))
 
     def _marked(self, numbers: np.ndarray) -> np.ndarray:
         missing = [np.isnan(numbers)] if self.indicator else []
@@ -115,14 +120,22 @@ class OneHot:
 
     def unknown(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n,) bool, whether each of (n,) raw values is not among the words."""
-        return ~np.isin(as_words(self.name, values), self.words)
+        missed: np.ndarray = self._codes(values) == len(self.words)
+        return missed
 
     def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n, len(names)) float32 from (n,) raw values."""
-        places = {word: place for place, word in enumerate(self.words)}
-        codes = np.array([places.get(word, len(self.words)) for word in as_words(self.name, values)], dtype=np.int64)
+        codes = self._codes(values)
         hot: np.ndarray = np.eye(len(self.words) + 1, dtype=np.float32)[codes]
         return hot if self.other else hot[:, :-1]
+
+    def _codes(self, values: np.ndarray | RawColumn) -> np.ndarray:
+        """(n,) int64 places among the words, their number for an unknown one. A word that differs from a known one by
+        the ".0" that pandas writes counts as this, so that a row's code does not depend on other rows."""
+        words = filled(values.written) if isinstance(values, RawColumn) else as_words(self.name, values)
+        places = {word: place for place, word in enumerate(self.words)}
+        found = {word: places.get(known_word(places, word), len(places)) for word in {*words}}
+        return np.fromiter(map(found.__getitem__, words), np.int64, len(words))
 
 
 ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot | HashedText | DateParts
@@ -389,7 +402,10 @@ def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNu
     """The rule of a `typed` column, or None if it is constant."""
     if values.dtype.kind != "O":
         return _fit_number(name, numbers_of(name, values)[rows])
-    refuse_mistakes(name, values[values != MISSING])  # nearly all words would be rare
+    known = Counter(values[values != MISSING].tolist())
+    refuse_mistakes(name, known)  # nearly all words would be rare
+    if odd := unread(known, PLAIN):
+        raise DataError(f"Column {name!r} has {odd.split(', or set')[0]}, or leave the column out.")
     words, counts = np.unique(values[rows], return_counts=True)
     frequent = tuple(str(word) for word in words[counts >= rare] if word != OTHER)
     others = len(frequent) < len(words)

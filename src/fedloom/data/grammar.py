@@ -5,7 +5,7 @@ Owners, labels, ids and units are never parsed: they are the text as written, wi
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -24,9 +24,27 @@ NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 BOOLEANS = {"True": 1.0, "true": 1.0, "TRUE": 1.0, "False": 0.0, "false": 0.0, "FALSE": 0.0}
 """Words of a column of true and false, and the number of each as a feature."""
 _NUMBER = re.compile(NUMBER)
-_LIKE_NUMBER = re.compile(
-    r"[-+]?[$€£]? ?([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)? ?[%$€£]?"
+_AMOUNT = r"([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)?"
+_CURRENCY = "([$€£¥]|EUR|USD|GBP|CHF)"
+_LIKE_NUMBER = re.compile(  # the second form has a unit: 12.5 kg
+    rf"[-+]?{_CURRENCY}? ?[-+]?{_AMOUNT} ?([%‰]|{_CURRENCY})?|[-+]?[0-9]+[.,][0-9]+ ?[^\W\d_]{{1,5}}"
 )
+_MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\uff0d", "------")
+_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_LIKE_DATE = re.compile(  # 5-Jan-2022, January 5, 2022, 2022 Jan 5, 2022-01
+    rf"(\d\d?(st|nd|rd|th)?[ ./-]+)?{_MONTH}[ .,/-]+(\d\d?(st|nd|rd|th)?[ ,/-]+)?(\d{{4}}|\d\d)( \d\d?:\d\d(:\d\d)?)?"
+    rf"|\d{{4}}[ ./-]+{_MONTH}([ ./-]+\d\d?)?|(1[89]|2[01])\d\d[-/.](0[1-9]|1[0-2])",
+    re.A | re.I,
+)
+_CLOCK = r"\d\d?:\d\d(:\d\d(\.\d+)?)?"
+_LIKE_TIME = re.compile(rf"{_CLOCK}( ?[ap]\.?m\.?)?", re.A | re.I)
+_LIKE_SPAN = re.compile(rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A)
+_REPAIRS = {
+    "numbers": "write digits and a decimal point only, or set data.decimal = ','",
+    "dates": "write them as 2022-01-31",
+    "times of day": "write them as numbers, such as 13.5",
+    "spans of time": "write them as numbers of hours or days",
+}
 _MONTHS: tuple[str, ...] = ("january", "february", "march", "april", "may", "june")
 _MONTHS += ("july", "august", "september", "october", "november", "december")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
@@ -45,6 +63,10 @@ class Grammar:
         """Whether a cell has no value."""
         return not word or word in self.missing_words
 
+    def is_number(self, word: str) -> bool:
+        """Whether a word is a number."""
+        return is_number(word if self.decimal == "." else word.replace(".", "_").replace(",", "."))
+
 
 PLAIN = Grammar()
 """The usual grammar."""
@@ -56,14 +78,35 @@ def is_number(word: str) -> bool:
 
 
 def like_number(word: str) -> bool:
-    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or 1'000."""
-    plain = unicodedata.normalize("NFKC", word)
+    """Whether a word looks like a number that the grammar does not read, such as 36,9 or 45 % or 1'000 or 12.5 kg."""
+    plain = unicodedata.normalize("NFKC", word).translate(_MINUS)
+    plain = "".join(str(unicodedata.decimal(sign, sign)) for sign in plain)  # digits of other scripts
     return not is_number(word) and _LIKE_NUMBER.fullmatch(plain) is not None
 
 
 def like_date(word: str) -> bool:
     """Whether a word has the form of a date."""
     return ISO_DATE.fullmatch(word) is not None or DAY_OR_MONTH_FIRST.fullmatch(word) is not None
+
+
+def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
+    """What words -> rows are, and the repair, if most rows hold numbers, dates or times that the grammar does not read;
+    else ""."""
+    rows = sum(words.values())
+    known = sum(count for word, count in words.items() if grammar.is_number(word))
+    forms: tuple[Callable[[str], object], ...] = (
+        lambda word: is_number(word) or like_number(word),
+        _LIKE_DATE.fullmatch,
+        _LIKE_TIME.fullmatch,
+        _LIKE_SPAN.fullmatch,
+    )
+    for what, form in zip(_REPAIRS, forms, strict=True):
+        odd = [word for word in words if form(word) and not grammar.is_number(word)]
+        if odd and 2 * (sum(words[word] for word in odd) + (known if what == "numbers" else 0)) > rows:
+            comma = what == "numbers" and grammar.decimal == ","
+            repair = "write digits and a decimal comma only" if comma else _REPAIRS[what]
+            return f"{what} such as {odd[0][:40]!r}: {repair}"
+    return ""
 
 
 def in_order(names: Iterable[str]) -> list[str]:

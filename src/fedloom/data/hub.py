@@ -7,9 +7,6 @@ up to seconds, so functions import it. Code that comes with a data set is never 
 import contextlib
 import json
 import re
-import socket
-import urllib.parse
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +18,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
-from fedloom.data.columns import RawColumn, stacked
+from fedloom.data.columns import RawColumn, refuse_names, stacked
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.images import decode_images
@@ -100,7 +97,7 @@ def read_content(
         return content
     options: dict[str, Any] = {"path": str(path)}
     if path.is_file():
-        options = {"path": path.suffix[1:], "data_files": str(path)}
+        options = {"path": path.suffix[1:].lower(), "data_files": str(path)}
     try:
         splits = _load_dataset(**options)
     except DataError:
@@ -113,7 +110,7 @@ def read_content(
 def table_endings(path: Path) -> set[str]:
     """The suffixes .csv and .parquet of the file, or of files in the folder."""
     files = [path] if path.is_file() else path.rglob("*")
-    return {file.suffix for file in files} & {".csv", ".parquet"}
+    return {file.suffix.lower() for file in files} & {".csv", ".parquet"}
 
 
 def open_from_hub(
@@ -169,6 +166,10 @@ def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str,
 
 def _hub_answers() -> bool:
     """Whether the hub can be reached, without the half minute of retries of `datasets`; assumed behind a proxy."""
+    import socket
+    import urllib.parse
+    import urllib.request
+
     from huggingface_hub import constants
 
     if urllib.request.getproxies().keys() & {"https", "http", "all"}:
@@ -212,7 +213,7 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
     for file in (
         [path]
         if path.is_file()
-        else sorted(file for ending in table_endings(path) for file in path.rglob(f"*{ending}"))
+        else sorted(file for file in path.rglob("*") if file.suffix.lower() in table_endings(file))
     ):
         words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
         splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
@@ -233,7 +234,7 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
 
 def _read_table(file: Path, grammar: Grammar) -> Mapping[str, RawColumn]:
     """The columns of a CSV or Parquet file that has no pictures."""
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         return read_csv(file, grammar=grammar)
     content = _read_parquet_file(file, file.stem, grammar)
     if content is None or content.images is not None or content.named:
@@ -251,7 +252,9 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    features: dict[str, Any] = about.get("info", {}).get("features", {})
+    features: dict[str, Any] = {c.strip(): kind for c, kind in about.get("info", {}).get("features", {}).items()}
+    table = table.rename_columns([column.strip() for column in table.column_names])
+    refuse_names(table.column_names, str(path))
     images, named = [], {}
     for field_ in table.schema:
         kind = features.get(field_.name, {}).get("_type", "Value")

@@ -52,6 +52,15 @@ class DataOptions:
     missing_columns: MissingColumns = "refuse"
     """Whether owners may have different columns: what an owner has no value of is missing there."""
 
+    def __post_init__(self) -> None:
+        """Names of columns are without the spaces around them, as in all tables."""
+        for setting in ("label", "group", "id", "test"):
+            if isinstance(name := getattr(self, setting), str):
+                object.__setattr__(self, setting, name.strip())
+        for setting in ("drop", "keep"):
+            object.__setattr__(self, setting, tuple(name.strip() for name in getattr(self, setting)))
+        object.__setattr__(self, "encode", {name.strip(): kind for name, kind in self.encode.items()})
+
     @property
     def fills(self) -> Missing:
         """The replacement of a missing number: with `missing_columns` an indicator, unless `missing` says otherwise."""

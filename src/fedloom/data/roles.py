@@ -12,9 +12,19 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
-from fedloom.data.grammar import is_number, like_date, like_number, moments, nearly_equal
+from fedloom.data.grammar import PLAIN, Grammar, like_date, moments, nearly_equal, unread
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
-from fedloom.data.tables import MISSING, RawTable, codes_of, different, filled, numbers_of, refuse_mistakes
+from fedloom.data.tables import (
+    MISSING,
+    MOST_NUMBERS,
+    RawTable,
+    codes_of,
+    different,
+    filled,
+    mistakes,
+    numbers_of,
+    refuse_mistakes,
+)
 
 LABELS = ("label", "labels", "target", "class", "y")
 """Column names that mean a label."""
@@ -22,8 +32,6 @@ MAX_WORDS = 50
 """A text column with more different words is no category but text."""
 MIN_UNIQUE = 20
 """A column with so many values, all different, may be an identifier."""
-MOST_NUMBERS = 20
-"""A label with more different whole numbers is taken to be a number to predict."""
 _OUTCOMES = (*LABELS, "outcome", "diagnosis", "disease", "default", "churn", "activity", "digit", "result", "status")
 _OWNERS: tuple[str, ...] = (
     "hospital",
@@ -52,6 +60,7 @@ _OWNERS += (
     "group",
 )
 DATES = "dates"
+_ROLES = {"group": "the owner", "id": "the id", "test": "the split", "label": "the label"}
 ALLOW = 'Set data.missing_columns = "allow" to take what an owner lacks as missing there'
 _SAYS = "Say so, or otherwise, by data.encode,"
 BY_NAME = "an identifier by its name"
@@ -100,11 +109,15 @@ class _Candidates:
         if column not in self.values:
             known = [*self.values, *self.dropped]
             if column in self.dropped:
-                raise DataError(f"data.{setting} names the column {column!r}, which is {self.dropped[column]} already.")
+                raise DataError(
+                    f"data.{setting} names the column {column!r}, which is {self.dropped[column]} already; name "
+                    "another."
+                )
             raise DataError(
                 f"data.{setting} names the column {column!r}, but {self.name!r} has only {_some(known)}."
                 f"{did_you_mean(column, known) if len(known) > 8 else ''}"
             )
+        self.dropped |= {column: _ROLES[setting]} if setting in _ROLES else {}
         return self.values.pop(column)
 
     def drop(self, column: str, reason: str) -> None:
@@ -146,7 +159,6 @@ def understand(
     group = None if options.group is None else table.take(options.group, "group")
     if options.id is not None:
         ids = table.take(options.id, "id")
-        table.dropped[options.id] = "the id"
         if repeated := len(ids) - len({*ids.text}):
             notes.append(
                 f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be in training and in test."
@@ -226,13 +238,8 @@ def understand(
         owners,
         label,
     )
-    dropped = {**table.dropped, label: "the label"}
-    if options.group:
-        dropped[options.group] = "the owner"
-    if isinstance(options.test, str):
-        dropped[options.test] = "the split"
     return Understanding(
-        raw_table, label, guessed, options, kinds, missing, dropped, tuple(notes), kept, guess,
+        raw_table, label, guessed, options, kinds, missing, table.dropped, tuple(notes), kept, guess,
         tuple(column for column in features if any(column in names for names in lacking.values())),
         time_guess, None if unit is None else columns[unit].words[kept],
         tuple(_times(columns[column])[kept] for column in time),
@@ -288,7 +295,6 @@ def own_rows(
         used &= (words == file.owner) if file.owner is not None else used
     if options.id is not None:
         table.take(options.id, "id")
-        table.dropped[options.id] = "the id"
     if isinstance(options.test, str):
         parts = _split_parts(table.take(options.test, "test"))
         used &= parts != "validation"
@@ -324,7 +330,9 @@ def own_rows(
 def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> None:
     """Raise DataError if a column that `keep` does not name in full has the values of an identifier."""
     known = cells.values[~cells.missing]
-    reason = "" if column in options.keep else _suspicion(column, known, len(different(known)), len(cells))
+    words = _counted(known) if known.dtype.kind == "O" else {}
+    count = len(words) or len(different(known))
+    reason = "" if column in options.keep else _suspicion(column, known, count, len(cells), words)
     if reason and reason != BY_NAME:
         raise DataError(f"Column {column!r} is {reason}. Name it in keep to allow it, or in drop.")
 
@@ -382,27 +390,18 @@ def labels_of(
         return codes, tuple(known)
     if options.task == "number":
         return numbers_of(column.name, column), ()
-    y, names = codes_of(column.words)
-    numbers = values.dtype.kind == "f" and {*names} - {"True", "False"}
-    fractions = values[np.floor(values) != values] if numbers else np.empty(0)
-    fractions = fractions[~np.isnan(fractions)]
-    if options.task is None and numbers and (len(fractions) or len(names) > MOST_NUMBERS):
+    numbers = values[~np.isnan(values)] if column.is_number else np.empty(0)
+    fractions = numbers[np.floor(numbers) != numbers]
+    if options.task is None and (len(fractions) or len(np.unique(numbers)) > MOST_NUMBERS):
         return numbers_of(column.name, column), ()
+    y, names = codes_of(column.words)
     if len(fractions):
         raise DataError(
             f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" to predict them, '
             "choose a class column, or divide the numbers into classes first."
         )
-    if not numbers and len(names) > max(MAX_WORDS, int((y >= 0).sum()) // 10):
-        odd = [word for word in names if like_number(word)]
-        raise DataError(
-            f"{where} has {len(names)} different values in {(y >= 0).sum()} rows: it looks like "
-            + (
-                f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','."
-                if 2 * len(odd) > len(names)
-                else "free text or an id; choose a class column, or divide the values into classes first."
-            )
-        )
+    if options.task is None and not len(numbers):
+        refuse_no_classes(column, where)
     parts = [_SEPARATORS.split(word) for word in names]
     single = {part[0] for part in parts if len(part) == 1}
     if any(len(part) > 1 and set(part) <= single for part in parts):
@@ -411,6 +410,30 @@ def labels_of(
             "fedloom predicts one class: choose another label, or write each combination as one word."
         )
     return y, names
+
+
+def refuse_no_classes(labels: RawColumn, where: str) -> None:
+    """Raise DataError if words are no classes but numbers that the grammar does not read, dates or free text."""
+    words, rows = labels.counts, sum(labels.counts.values())
+    says = 'set data.task = "classes" if they are classes'
+    if odd := mistakes(words, labels.grammar):
+        raise DataError(
+            f"{where} has numbers, but {sum(odd.values())} of its {rows} values are not, such as "
+            f"{next(iter(odd))[:40]!r}; correct them, or leave them empty, or list the word in data.missing_words; or "
+            f"{says}."
+        )
+    dates = sum(count for word, count in words.items() if like_date(word))
+    what = unread(words, labels.grammar)
+    if what or 2 * dates > rows:
+        first = next(iter(words))
+        raise DataError(
+            f"{where} has {len(words)} different {what or f'dates such as {first!r}: write a number'}; or {says}."
+        )
+    if len(words) > max(MAX_WORDS, rows // 10) or 2 * len(words) > max(rows, MIN_UNIQUE):
+        raise DataError(
+            f"{where} has {len(words)} different values in {rows} rows: it looks like free text or an id; choose a "
+            f"class column, or divide the values into classes first; or {says}."
+        )
 
 
 def refuse_unnamed(codes: np.ndarray, names: Sequence[str], where: str) -> None:
@@ -547,9 +570,12 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     for column, found in [*table.values.items()]:
         values = found.values
         known = values[kept][~found.missing[kept]]
-        count = len(different(known))
+        words = _counted(known) if known.dtype.kind == "O" else {}
+        count = len(words) or len(different(known))
         asked = options.encode.get(column)
-        reason = "" if asked or column in options.keep else _suspicion(column, known, count, len(kept))
+        if words and not asked and not (column not in options.keep and _names_rows(column)):
+            refuse_mistakes(column, words, found.grammar)
+        reason = "" if asked or column in options.keep else _suspicion(column, known, count, len(kept), words)
         if count < 2 and (not count or len(known) == len(kept)):
             table.drop(column, "empty" if not count else "the same in every row")
         elif reason:
@@ -559,11 +585,9 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             kinds[column] = asked
         elif values.dtype.kind != "O":
             kinds[column] = "number"
-            if found.is_duration:
-                notes.append(f"Column {column!r} holds spans of time: they are numbers of seconds.")
+            notes += _number_notes(column, found, known)
         else:
-            refuse_mistakes(column, known)
-            unclear = _unclear(known)
+            unclear = _unclear(words, found.grammar)
             kinds[column] = "category" if count <= MAX_WORDS else "text"
             if unclear == DATES:
                 kinds[column] = "date"
@@ -577,8 +601,15 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             else:
                 notes += [
                     f"Words {_some(group)} of column {column!r} differ in writing only: correct them if they are one."
-                    for group in nearly_equal(known_words(known))
+                    for group in nearly_equal(words)
                 ]
+                numbers = [word for word in words if found.grammar.is_number(word)]
+                if 0 < len(numbers) < count:
+                    notes.append(
+                        f"Column {column!r} has numbers and other words, such as {numbers[0]!r} and "
+                        f"{next(word for word in words if word not in numbers)!r}: it is a category. {_SAYS} or "
+                        "data.missing_words."
+                    )
     if free:
         raise UnclearError(table.name, free)
     if not table.values:
@@ -622,16 +653,37 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
                 table.take(pattern, setting)
 
 
-def _suspicion(column: str, known: np.ndarray, count: int, rows: int) -> str:
-    """Why a column with `count` different known values is probably an identifier; "" if it is not."""
-    flag = known.dtype.kind != "O" and set(different(known)) <= {0, 1}
+def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]:
+    """Notes on a column of numbers that may be meant otherwise."""
+    if found.is_duration:
+        return [f"Column {column!r} holds spans of time: they are numbers of seconds."]
+    if known.dtype.kind != "f" or not np.array_equal(known, np.floor(known)):
+        return []
+    if known.min() >= 18000101 and known.max() <= 22001231:
+        day, month = known % 100, known // 100 % 100
+        if ((day >= 1) & (day <= 31) & (month >= 1) & (month <= 12)).all():
+            return [
+                f"Column {column!r} has numbers such as {known[0]:.0f}, which may be dates: write those as 2022-01-31."
+            ]
+    if found.is_text and (code := found.padded):
+        return [
+            f"Column {column!r} has numbers such as {code!r}, of which the first zeros are lost: if they are codes, "
+            f"set data.encode.{column} = 'category'."
+        ]
+    return []
+
+
+def _suspicion(column: str, known: np.ndarray, count: int, rows: int, words: Mapping[str, int]) -> str:
+    """Why a column with `count` different known values, or known words -> rows, is probably an identifier; "" if it is
+    not."""
+    flag = not words and count <= 2 and set(different(known)) <= {0, 1}
     if not flag and _names_rows(column):
         return BY_NAME
     if not count == len(known) >= MIN_UNIQUE:
         return ""
-    if known.dtype.kind == "O":
-        words = not _unclear(known) and np.mean([len(word.split()) for word in known]) < 3
-        return "an identifier: another word in every row" if words else ""
+    if words:
+        short = not _unclear(words, PLAIN) and np.mean([len(word.split()) for word in words]) < 3
+        return "an identifier: another word in every row" if short else ""
     numbered = len(known) == rows and known.max() - known.min() == rows - 1
     return "an identifier: it counts the rows" if numbered else ""
 
@@ -640,16 +692,17 @@ def _names_rows(column: str) -> bool:
     return bool(_IDENTIFIER.search(column) or _CAMEL.search(column))
 
 
-def _unclear(known: np.ndarray) -> str:
-    """What the known words of a feature are, if most are dates, or numbers that the grammar does not read; else ""."""
-    words = Counter(known.tolist())  # in the order in which they are first met
-    if sum(rows for word, rows in words.items() if like_date(word)) > len(known) / 2:
+def _counted(known: np.ndarray) -> dict[str, int]:
+    """Words -> rows, in the order in which they are first met."""
+    return dict(Counter(known.tolist()))
+
+
+def _unclear(words: Mapping[str, int], grammar: Grammar) -> str:
+    """What the known words -> rows of a feature are, if most are dates, or numbers or times that the grammar does not
+    read; else ""."""
+    if 2 * sum(rows for word, rows in words.items() if like_date(word)) > sum(words.values()):
         return DATES
-    odd = [word for word in words if like_number(word)]
-    numbers = sum(rows for word, rows in words.items() if is_number(word))
-    if odd and sum(words[word] for word in odd) + numbers > len(known) / 2:
-        return f"numbers such as {odd[0]!r}: write digits and a decimal point only, or set data.decimal = ','"
-    return ""
+    return unread(words, grammar)
 
 
 def _matches(pattern: str, column: str) -> bool:

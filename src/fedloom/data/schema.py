@@ -143,7 +143,7 @@ def read_public(path: Path, schema: DataSchema) -> np.ndarray:
         DataError: the rows do not fit the schema.
     """
     if schema.kind == "table":
-        if path.suffix != ".csv":
+        if path.suffix.lower() != ".csv":
             raise DataError(f"Public rows of a table must be a CSV file, not {path}.")
         return _encode(path, schema, read_csv(path))
     files = sorted(filter(is_image, path.iterdir())) if path.is_dir() else []

@@ -24,6 +24,13 @@ ISO_DATE = re.compile(
 DAY_OR_MONTH_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4}|\d\d)(?: (\d\d?):(\d\d)(?::(\d\d))?)?", re.A)
 
 
+def known_word(words: list[str] | dict[str, int], word: str) -> str:
+    """The word itself if it is known, else the known one that differs by the ".0" that pandas writes."""
+    other = word.removesuffix(".0") if word.endswith(".0") else f"{word}.0"
+    same = word not in words and re.fullmatch("[+-]?[0-9]+([.]0)?", word) and other in words
+    return other if same else word
+
+
 def plain_text(text: str) -> str:
     """The text in one Unicode form, without capitals, each space one space, and one before and one behind it."""
     return f" {' '.join(unicodedata.normalize('NFKC', text).casefold().split())} "

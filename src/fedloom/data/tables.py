@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any, Literal
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import RawColumn, known_words
-from fedloom.data.grammar import PLAIN, Grammar, in_order, is_number
+from fedloom.data.columns import RawColumn, known_words, refuse_names
+from fedloom.data.grammar import PLAIN, Grammar, in_order
 
 MISSING = "?"
 """The category of missing text."""
 MOST_COLUMNS = 100_000
 SHOWN = 5
 """Number of rows that an error names."""
+MOST_NUMBERS = 20
+"""Different numbers of a column beyond which they are no codes: a label is then a number to predict."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
 _SEPARATORS = ",;\t|"
@@ -87,8 +90,11 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
         raise DataError(f"there is no file {path}: give its path from {Path.cwd()}, or the whole path")
     raw, separator = _header(path)
     names = [name.strip() for name in raw]
-    if len(set(names)) < len(names) or "" in names:
-        raise DataError(f"{path}: column names must be unique and not empty, but the header is {names}; rename them.")
+    if not names:
+        raise DataError(f"{path} is empty; it must have a header, and rows below it.")
+    if re.fullmatch("sep=.?", names[0]) and not any(names[1:]):
+        raise DataError(f"{path} begins with {separator.join(names)!r}, a line for Excel alone; delete that line.")
+    refuse_names(names, str(path))
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{path} has {len(names):,} columns, but a table may have {MOST_COLUMNS:,}; leave some out.")
     for name in needed:
@@ -132,10 +138,11 @@ def _header(path: Path) -> tuple[list[str], str]:
 
 def _unclosed(path: Path, last: str) -> bool:
     """Whether the last cell begins with a quote that nothing ends, which PyArrow accepts."""
-    begun = b'"' + last.encode()
+    begun = b'"' + last.replace('"', '""').encode()
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(begun)))
-        return file.read() == begun
+        file.seek(max(0, path.stat().st_size - len(begun) - 1))
+        end = file.read()
+    return end.endswith(begun) and end != begun + b'"'
 
 
 def _problem(path: Path, separator: str, width: int) -> str:
@@ -177,8 +184,9 @@ def class_numbers(labels: RawColumn, what: str) -> tuple[np.ndarray, tuple[str, 
 def codes_of(words: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 numbers of the words (n,), -1 for None, and the different words in order."""
     names = in_order(known_words(words))
-    places = {name: place for place, name in enumerate(names)}
-    return np.array([places.get(word, -1) for word in words], dtype=np.int64), tuple(names)
+    places: dict[str | None, int] = {name: place for place, name in enumerate(names)}
+    places[None] = -1
+    return np.fromiter(map(places.__getitem__, words), np.int64, len(words)), tuple(names)
 
 
 def different(values: np.ndarray) -> Collection[Any]:
@@ -200,7 +208,8 @@ def typed(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
 
 def filled(words: np.ndarray) -> np.ndarray:
     """(n,) objects with `MISSING` for None."""
-    return np.array([*(MISSING if word is None else word for word in words), None], dtype=object)[:-1]
+    found: np.ndarray = np.where(np.equal(words, np.array(None, dtype=object)), MISSING, words)
+    return found
 
 
 def numbers_of(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
@@ -233,16 +242,22 @@ def as_words(name: str, values: np.ndarray | RawColumn) -> np.ndarray:
     return filled(RawColumn.of(name, values, _READ).words)
 
 
-def refuse_mistakes(name: str, known: np.ndarray) -> None:
-    """Raise DataError if a column's `known` words (n,) are numbers but for a few."""
-    numbers = {word: is_number(word) for word in different(known)}
-    odd = [word for word in known.tolist() if not numbers[word]]
-    if odd and len(known) - len(odd) >= _MOSTLY * len(known):
+def refuse_mistakes(name: str, words: Mapping[str, int], grammar: Grammar = PLAIN) -> None:
+    """Raise DataError if a column's known words -> rows are numbers but for some."""
+    if odd := mistakes(words, grammar):
         raise DataError(
-            f"Column {name!r} has numbers, but {len(odd)} of its {len(known)} values are not, such as "
-            f"{odd[0][:40]!r}; correct them, or leave them empty, or list the word in data.missing_words (if the "
-            "numbers are codes, prefix each with a letter)."
+            f"Column {name!r} has numbers, but {sum(odd.values())} of its {sum(words.values())} values are not, such "
+            f"as {next(iter(odd))[:40]!r}; correct them, or leave them empty, or list the word in data.missing_words; "
+            f"if the numbers are codes, set data.encode.{name} = 'category', or prefix each with a letter."
         )
+
+
+def mistakes(words: Mapping[str, int], grammar: Grammar = PLAIN) -> dict[str, int]:
+    """The words -> rows that are no numbers, if the others are too many, or too different, to be codes; else none."""
+    odd = {word: rows for word, rows in words.items() if not grammar.is_number(word)}
+    total, numbers = sum(words.values()), sum(words.values()) - sum(odd.values())
+    mostly = numbers >= _MOSTLY * total or (2 * numbers > total and len(words) - len(odd) > MOST_NUMBERS)
+    return odd if mostly else {}
 
 
 def refuse_rows(column: str, what: str, wrong: np.ndarray, where: str = "") -> None:

@@ -26,7 +26,7 @@ from fedloom.core.paths import write_atomically
 from fedloom.core.problems import problems
 from fedloom.data import standalone
 from fedloom.data.columns import RawColumn, columns_of
-from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
+from fedloom.data.encoder import LARGEST, ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
@@ -363,24 +363,54 @@ def load():
 
 
 {rows}'''
-_TABLE_ROWS = '''def read_rows(path):
+_TABLE_ROWS = (
+    '''def read_rows(path):
     """Inputs (n, F) of the rows of a CSV file, as in training. Columns are found by name."""
     inputs = INFO["inputs"]
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        start = file.readline()
-        outside = "".join(start.split('"')[::2])
-        file.seek(0)
-        table = csv.DictReader(file, delimiter=max(",;\\t|", key=outside.count))
-        rows = [{name.strip(): word.strip() for name, word in row.items()} for row in table]
-    names = {*rows[0]} | {*inputs["optional"]} if rows else set()
-    if lacking := [column["name"] for column in inputs["columns"] if column["name"] not in names]:
+    names, rows = read_table(path)
+    needed = [column["name"] for column in inputs["columns"]]
+    if lacking := [name for name in needed if name not in names and name not in inputs["optional"]]:
         raise SystemExit(f"The rows must have the columns of this model, but {lacking[0]!r} is missing.")
-    columns = [encode(column, [row.get(column["name"], "") for row in rows]) for column in inputs["columns"]]
+    words = {name: [row[k] for row in rows] for k, name in enumerate(names)}
+    columns = [encode(column, words.get(column["name"], [""] * len(rows))) for column in inputs["columns"]]
     x = torch.cat([torch.tensor(column, dtype=torch.float64) for column in columns], 1)
     mean, scale, fill = (torch.tensor(inputs[name], dtype=torch.float64) for name in ("mean", "scale", "fill"))
     if len(fill):
         x = torch.where(x.isnan(), fill, x)
     return ((x - mean) / scale).float()
+
+
+def read_table(path):
+    """The names of a CSV file's columns, and the words of its rows, without the spaces around them."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            text = file.read().lstrip("\\r\\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"{path} cannot be read as CSV in UTF-8 ({error}).")
+    start = ""
+    for line in text.splitlines(keepends=True):
+        start += line
+        if start.count('"') % 2 == 0:
+            break
+    outside = "".join(start.split('"')[::2])
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\\t|", key=outside.count))
+    try:
+        table = [row for row in lines if row]
+    except csv.Error as error:
+        raise SystemExit(f"{path}, line {lines.line_num}, cannot be read as CSV ({error}).")
+    last = '"' + table[-1][-1].replace('"', '""') if table else " "
+    if text.endswith(last) and not text.endswith(last + '"'):
+        raise SystemExit(f"{path} ends within quotes; correct its last line.")
+    table = [[word.strip() for word in row] for row in table]
+    names, rows = table[0] if table else [], table[1:]
+    if not rows:
+        raise SystemExit(f"{path} must have a header, and rows below it.")
+    if len({*names}) < len(names) or "" in names:
+        raise SystemExit(f"{path}: column names must be unique and not empty; rename some of {names[:12]}.")
+    if odd := next((k for k, row in enumerate(rows, 1) if len(row) != len(names)), 0):
+        found = len(rows[odd - 1])
+        raise SystemExit(f"{path}, row {odd}: expected {len(names)} values, as in the header, but found {found}.")
+    return names, rows
 
 
 def encode(column, words):
@@ -389,6 +419,7 @@ def encode(column, words):
     missing = [word in ("", *inputs["missing_words"]) for word in words]
     words = ["?" if gone else word for word, gone in zip(words, missing)]
     if "words" in column:
+        words = [known_word(column["words"], word) for word in words]
         hot = [[float(known == word) for known in column["words"]] for word in words]
         return [row + [1.0 - sum(row)] * bool(column.get("other")) for row in hot]
     if "width" in column:
@@ -409,8 +440,8 @@ def encode(column, words):
 
 
 def number(name, word):
-    if not re.fullmatch(r"NUMBER", word):
-        raise SystemExit(f"Column {name!r} must hold a number in each row, but has {word!r}.")
+    if not re.fullmatch(r"NUMBER", word) or not abs(float(word)) < LARGEST:
+        raise SystemExit(f"Column {name!r} must hold a finite number in each row, but has {word!r}.")
     return float(word)
 
 
@@ -424,7 +455,10 @@ def date(column, word, gone):
     if at is None:
         raise SystemExit(f"Column {column['name']!r} must hold a date in each row, but has {word!r}.")
     return date_numbers(at)
-'''.replace("BOOLEANS", repr(BOOLEANS)).replace("NUMBER", NUMBER)
+'''.replace("BOOLEANS", repr(BOOLEANS))
+    .replace("NUMBER", NUMBER)
+    .replace("LARGEST", repr(LARGEST))
+)
 _IMAGE_ROWS = '''def read_rows(path):
     """The input (1, C, H, W) of an image file."""
     inputs = INFO["inputs"]
@@ -443,7 +477,7 @@ def network_file(network: str, inputs: ModelInputs) -> str:
     """The content of `network.py`, given the source of its class."""
     table = inputs.kind == "table"
     fixed = any({"width", "order"} & column.keys() for column in inputs.columns)
-    imports = "import csv\nimport json\nimport re" if table else "import json"
+    imports = "import csv\nimport io\nimport json\nimport re" if table else "import json"
     if fixed:
         imports = imports.replace("json\n", "json\nimport math\n") + "\nimport unicodedata"
         imports += "\nfrom datetime import UTC, datetime, timedelta"
@@ -451,4 +485,6 @@ def network_file(network: str, inputs: ModelInputs) -> str:
     if fixed:
         page = inspect.getsource(standalone)
         text += f"\n\n{page[page.index('DATE_PARTS =') :]}"
+    elif table:
+        text += f"\n\n{inspect.getsource(standalone.known_word)}"
     return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image\n", 1)

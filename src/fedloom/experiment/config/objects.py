@@ -28,9 +28,9 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
 from fedloom.data.grammar import MISSING_WORDS, Grammar
 from fedloom.data.own import read_data
-from fedloom.data.roles import ALLOW, MOST_NUMBERS
+from fedloom.data.roles import ALLOW, refuse_no_classes, unlabeled
 from fedloom.data.split import rows_hash
-from fedloom.data.tables import codes_of, numbers_of
+from fedloom.data.tables import MOST_NUMBERS, codes_of, numbers_of
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.section import validated
 
@@ -145,11 +145,11 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
     tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
     names = [*tables[0]]
     for table in tables:
-        if [*table] != names and options.get("missing_columns") != "allow":
+        if {*table} != {*names} and options.get("missing_columns") != "allow":
             raise DataError(f"all frames must have the columns {names}, but one has {[*table]}. {ALLOW}.")
     columns = stacked(tables)
     if isinstance(data, list):
-        group = "client"
+        group = "client" if "client" not in columns else "client of the list"
         owners = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts])
         columns[group] = RawColumn.of(group, owners)
     if test is None:
@@ -229,7 +229,10 @@ def _array(values: Any) -> np.ndarray:
         return values.detach().cpu().numpy()
     if hasattr(values, "toarray"):
         raise DataError("X is sparse: give X.toarray().")
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise DataError("the rows of X have different numbers of values: give each row as many.") from None
 
 
 def _joined(parts: Sequence[_Labeled]) -> _Labeled:
@@ -261,7 +264,9 @@ def _dataset(rows: _Labeled, owners: RawColumn | None, test: _Labeled | None, ta
         known, words = codes_of(owners.words)
         groups = np.concatenate([known, np.full(len(y) - training, -1)])
         names = () if not owners.is_text or test is not None else words
-    kept = np.flatnonzero(y >= 0 if classes else ~np.isnan(y))
+    kept = np.flatnonzero(~unlabeled(y))
+    if not len(kept):
+        raise DataError("y has no label in any row: give the classes or numbers to predict.")
     gone = len(y) - len(kept)
     x, shift, scale = _inputs(rows.x[kept] if gone else rows.x)
     note = f"{gone} of {len(y)} rows have no label and are left out."
@@ -331,6 +336,8 @@ def _targets(labels: RawColumn, task: str | None, *, few: bool) -> tuple[np.ndar
         raise DataError(f'y has fractions, such as {fractions[0]:g}: set task="number", or give class labels.')
     if len(known) and known.min() == 0 and known.max() < 1000:
         return np.nan_to_num(numbers, nan=-1).astype(np.int64), tuple(map(str, range(int(known.max()) + 1)))
+    if task is None and few and not len(known):
+        refuse_no_classes(labels, "y")
     return codes_of(labels.words)
 
 

@@ -301,9 +301,11 @@ def refuse_for_numbers(run: RunConfig, cfg: MethodConfig) -> None:
     """Raise ConfigError for settings that a number to predict does not allow."""
     promised = cfg.promises or run.aggregate.noise is not None
     if promised and not run.data.own and run.data.label_scale is None:
+        what = "params.trust_epsilon" if getattr(cfg, "trust_epsilon", 0) else "its noise"
         raise ConfigError(
-            "differential privacy needs a target that no single row scales: set the agreed data.label_scale = "
-            "[mean, s.d.]"
+            f"{run.method} promises differential privacy ({what}), but without an agreed scale each row's label moves "
+            "those of all others: set data.label_scale = [mean, s.d.], in the unit of the label, to numbers that the "
+            "owners know beforehand"
         )
     if run.evaluate.leaks:
         raise ConfigError("evaluate.leaks: its attacks guess classes, and this label is a number: leave it out")
