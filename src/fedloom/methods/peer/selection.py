@@ -149,7 +149,9 @@ class SelectionConfig(MethodConfig):
         if self.dp.target != "phi" or self.threshold != "anchored":
             return ()
         note = lambda sent: self.dp.epsilon(round(max(sent)))
-        return (Guarantee("feature proxy φ and choice of neighbours", REPLACED, self.dp.delta, SENT, note),)
+        each = lambda party, rounds: [float(rounds * party.context.parties)]  # own, and for each asking peer
+        what = "feature proxy φ and choice of neighbours"
+        return (Guarantee(what, REPLACED, self.dp.delta, SENT, note, planned=each),)
 
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
         """Twice in a round that explores by probing."""
