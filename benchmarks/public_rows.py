@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -74,13 +75,8 @@ def public(kind: str) -> Iterator[None]:
     def other(rows: Rows, seed: int, digest: str) -> PublicSet:
         return PublicSet(scrambled(rows), seed, digest)
 
-    before = horizontal.PublicSet
-    try:
-        if kind == OTHER:
-            horizontal.PublicSet = other  # type: ignore[assignment, misc]
+    with patch.object(horizontal, "PublicSet", other if kind == OTHER else PublicSet):
         yield
-    finally:
-        horizontal.PublicSet = before  # type: ignore[misc]
 
 
 def values(method: str, weights: str, kind: str, rate: float, seeds: Any, *, validation: bool) -> dict[int, float]:
