@@ -371,10 +371,10 @@ class ClaimTest:
 
     def _headroom(self, part: Sequence[Term]) -> float | None:
         """Points between the lower side of the claim and the best row of the table, which may be an oracle, in the
-        same columns. None if the claim is not of this kind."""
+        same columns; of a difference of differences, in the first of them. None if the claim is not of this kind."""
         claim, found = self.claim, self.found
         low = part[1] if claim.rule == "more" else part[0]
-        if claim.rule == "within" or claim.than or claim.times != 1 or self.unit.name != "%" or not low[1]:
+        if claim.rule == "within" or claim.times != 1 or self.unit.name != "%" or not low[1]:
             return None
         measured = self.metric.metric.name.casefold()
         if measured != "auc" and ("accuracy" not in measured or "discriminator" in measured):

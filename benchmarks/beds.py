@@ -1,0 +1,238 @@
+"""Beds with headroom for the headline of each of four papers, and the headline on them.
+
+    python -m benchmarks.beds search fedal afind evfl augfl
+    python -m benchmarks.beds verdict fedal afind evfl augfl
+    python -m benchmarks.beds table
+
+All are of scikit-learn's digits, whatever data the paper has. `search` compares an oracle with the rival on validation
+rows, with a seed that the verdict lacks, on beds from the smallest up, and stops at the first where the oracle is at
+least the printed effect above. `verdict` runs the method, the rival, the oracle and training alone there with ten
+seeds. Each run is a line of benchmarks/archive/beds.jsonl; a run that is there is not repeated. docs/results/beds.md
+has its table, and tests/test_archived.py runs a cell of it again.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import archived
+from benchmarks.archived import SEARCH_SEED, SEEDS, merged
+
+
+class Headline(NamedTuple):
+    """A claim: its printed effect in points, its rows by role, and the beds from small to large."""
+
+    effect: float
+    measure: str
+    rows: dict[str, dict[str, Any]]
+    beds: dict[str, dict[str, Any]]
+    common: dict[str, Any]
+
+
+def _distillation(rows: int, alpha: float) -> dict[str, Any]:
+    return {"options": {"rows": rows, "alpha": alpha}}
+
+
+HEADLINES = {
+    "fedal": Headline(
+        effect=4.0,  # FedAL over FedMD, Table VII, mean of three columns
+        measure="accuracy",
+        rows={
+            "rival": {"name": "FedMD, τ = 5", "method": "fedmd", "params": {"tau": 5}},
+            "oracle": {"name": "pooled", "method": "local", "data": {"clients": 3, "options": {"alpha": 1e6}}},
+            "alone": {"name": "Local", "method": "local"},
+            "method": {"name": "FedAL", "method": "fedal"},
+            "FedMD-LF": {"name": "FedMD-LF", "method": "fedmd-lf"},
+            "FedMD, τ = 1": {"name": "FedMD, τ = 1", "method": "fedmd"},
+        },
+        beds={
+            f"α = {alpha:g}, {rows} rows a client": {"data": _distillation(rows, alpha)}
+            for rows in (20, 40, 80)
+            for alpha in (1.0, 0.1)
+        },
+        common={
+            "iterations": 120,
+            "data": {
+                "name": "digits",
+                "clients": 6,
+                "partition": "dirichlet",
+                "public_rows": 300,
+                "test_rows": 360,
+            },
+            "models": {"pool": ["mlp"]},
+        },
+    ),
+    "afind": Headline(
+        effect=6.4,  # AFIND+ over Gossip, Table 1, mean of the two pathological columns of CIFAR-10
+        measure="tuned",
+        rows={
+            "rival": {"name": "gossip", "method": "gossip", "params": {"neighbours": 3}},
+            "oracle": {
+                "name": "gossip in the true group",
+                "method": "gossip",
+                "params": {"neighbours": "none"},
+                "topology": {"kind": "groups", "groups": 3},
+            },
+            "alone": {"name": "alone", "method": "alone"},
+            "method": {"name": "AFIND+", "method": "afind-plus"},
+            "FedeRiCo": {"name": "FedeRiCo", "method": "federico", "params": {"neighbours": 3}},
+            "top 3": {"name": "AFIND+, top 3", "method": "afind-plus", "params": {"threshold": "top", "top": 3}},
+            "calibrated": {
+                "name": "AFIND+, calibrated, υ = 0.25",
+                "method": "afind-plus",
+                "params": {"threshold": "calibrated", "upsilon": 0.25},
+            },
+            "anchored": {"name": "AFIND+, anchored", "method": "afind-plus", "preset": "anchored"},
+        },
+        beds={
+            f"{rows} rows a peer, {'own' if head else 'no own'} heads": {
+                "params": {"personal_head": head},
+                "data": {"options": {"number": 3, "rows": rows}},
+            }
+            for head in (True, False)
+            for rows in (4, 8, 16)
+        },
+        common={
+            "rounds": 30,
+            "params": {"batch_size": 32, "epochs": 1, "lr": 0.05},
+            "data": {
+                "name": "digits",
+                "clients": 12,
+                "partition": "groups",
+                "public_rows": 0,
+                "own_test_rows": 100,
+            },
+            "models": {"pool": ["mlp"]},
+        },
+    ),
+    "evfl": Headline(
+        effect=9.2,  # Proto-EVFL over Vanilla VFL, Table IV, mean of seven columns of Fashion-MNIST
+        measure="accuracy",
+        rows={
+            "rival": {"name": "split learning", "method": "split"},
+            "oracle": {"name": "pooled", "method": "pooled"},
+            "alone": {"name": "active party alone", "method": "active-only"},
+            "method": {"name": "Proto-EVFL", "method": "proto-evfl"},
+            "proto-student": {"name": "proto-student", "method": "proto-student"},
+        },
+        beds={f"{aligned} aligned": {"columns": {"aligned": aligned}} for aligned in (30, 60, 120)},
+        common={
+            "rounds": 20,
+            "data": {"name": "digits", "clients": 4, "test_rows": 360},
+            "columns": {"unaligned": 200},
+        },
+    ),
+    "augfl": Headline(
+        effect=3.3,  # AugFL with its pretrained model over AugFL without, Table II, Fashion-MNIST
+        measure="1 step",
+        rows={
+            "rival": {"name": "AugFL without the model", "method": "augfl", "params": {"meta_lr": 0.2, "lam": 0.0}},
+            "oracle": {
+                "name": "the server's labels in its place",
+                "method": "augfl",
+                "params": {"meta_lr": 0.2, "crd": 0.0, "ce": 1.0},
+            },
+            "alone": {"name": "no training", "method": "local-only"},
+            "method": {"name": "AugFL", "method": "augfl", "params": {"meta_lr": 0.2}},
+            "KL": {
+                "name": "AugFL, KL in place of CRD",
+                "method": "augfl",
+                "params": {"meta_lr": 0.2, "crd": 0.0, "kl": 1.0},
+            },
+        },
+        beds={
+            f"{rows} rows a client, {rounds} rounds": {"rounds": rounds, "data": {"options": {"rows": rows}}}
+            for rows in (6, 10)
+            for rounds in (15, 40)
+        },
+        common={
+            "params": {"adapt_steps": [1, 5], "alpha": 0.1},
+            "data": {
+                "name": "digits",
+                "clients": 20,
+                "partition": "random-classes",
+                "server_rows": 400,
+                "unseen": 0.2,
+                "public_rows": 0,
+                "own_test_rows": 50,
+            },
+            "models": {"pool": ["mlp"]},
+            "pretrained": {"model": "cnn"},
+        },
+    ),
+}
+
+
+TITLES = {
+    "fedal": "FedAL over FedMD",
+    "afind": "AFIND+ over gossip",
+    "evfl": "Proto-EVFL over split learning",
+    "augfl": "AugFL with its pretrained model over AugFL without",
+}
+ROLES = {"rival": " (the rival)", "oracle": " (the oracle)"}
+
+
+def settings(headline: Headline, bed: str, role: str) -> dict[str, Any]:
+    """The settings of a role's runs on a bed."""
+    row = {key: value for key, value in headline.rows[role].items() if key != "name"}
+    out = merged(headline.common, headline.beds[bed], row)
+    if role == "oracle" and row["method"] == "local":  # as many rows as all clients hold, and the public ones
+        data = headline.common["data"]
+        rows = headline.beds[bed]["data"]["options"]["rows"] * data["clients"] + data["public_rows"]
+        out = merged(out, {"data": {"options": {"rows": min(rows, 220)}}})
+    return out
+
+
+def measured(name: str, bed: str, role: str, seeds: Sequence[int], *, validation: bool) -> dict[int, float]:
+    """Seed -> the measure of a role on a bed."""
+    run = merged(settings(HEADLINES[name], bed, role), {"data": {"validation": 0.25}} if validation else {})
+    about = {"headline": name, "bed": bed, "role": role, "validation": validation}
+    return archived.measured("beds", about, run, seeds, HEADLINES[name].measure)
+
+
+def searched(name: str) -> str | None:
+    """The smallest bed where the oracle is at least the effect above the rival, on validation rows; None if none is."""
+    for bed in HEADLINES[name].beds:
+        rival, oracle = (measured(name, bed, role, [SEARCH_SEED], validation=True) for role in ("rival", "oracle"))
+        above = oracle[SEARCH_SEED] - rival[SEARCH_SEED]
+        print(f"{name}: {bed}: oracle {oracle[SEARCH_SEED]:.1f}, {above:+.1f} above the rival", flush=True)
+        if above >= HEADLINES[name].effect:
+            return bed
+    return None
+
+
+def table() -> str:
+    """The archived verdicts, in Markdown."""
+    lines = ["| row | accuracy | minus the rival |", "|---|---|---|"]
+    for name, headline in HEADLINES.items():
+        about = {"headline": name, "validation": False}
+        rival = archived.found("beds", {**about, "role": "rival"})
+        if len(rival) < len(SEEDS):
+            continue
+        bed = next(line["bed"] for line in archived.read("beds") if {**about, "role": "rival"}.items() <= line.items())
+        search = {**about, "validation": True, "bed": bed}
+        top, low = (archived.found("beds", {**search, "role": role})[SEARCH_SEED] for role in ("oracle", "rival"))
+        room = f"printed +{headline.effect:g}; oracle {top - low:+.1f} on validation rows"
+        lines.append(f"| **{TITLES[name]}**, {bed}; {room} | | |")
+        for role, row in headline.rows.items():
+            values = archived.found("beds", {**about, "role": role})
+            if len(values) == len(SEEDS):
+                minus = "–" if role == "rival" else archived.difference(values, rival)
+                lines.append(f"| {row['name']}{ROLES.get(role, '')} | {archived.mean(values)} | {minus} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Search or judge these headlines, or print the table of what is archived."""
+    task, *names = sys.argv[1:]
+    if task == "table":
+        print(table(), end="")
+    for name in names:
+        bed = searched(name)
+        for role in HEADLINES[name].rows if task == "verdict" and bed else []:
+            values = measured(name, bed or "", role, [*SEEDS], validation=False)
+            print(f"{name}: {bed}: {role}: {sum(values.values()) / len(values):.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
