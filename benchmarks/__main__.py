@@ -1,11 +1,9 @@
-"""`make bench`: the benchmarks, and what they ran on. CPU seconds are those of one thread, beside plain PyTorch."""
+"""`make bench`: the benchmarks. CPU seconds are those of one thread, beside plain PyTorch. With --page those that give
+ratios run, and rebuild the table of docs/speed.md."""
 
 import argparse
-import platform
-from collections.abc import Callable
-from datetime import UTC, datetime
-
-import torch
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from benchmarks import (
     afind,
@@ -17,21 +15,14 @@ from benchmarks import (
     first_round,
     growth,
     lockstep,
+    machine,
     net,
     net_rounds,
     overhead,
     vertical,
     workers,
 )
-
-
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
+from benchmarks.timing import ROWS, Row
 
 BENCHMARKS: dict[str, Callable[[], object]] = {
     "fedavg": lambda: fedavg.main(9),
@@ -49,13 +40,45 @@ BENCHMARKS: dict[str, Callable[[], object]] = {
     "net": lambda: net.main(9),
     "net_rounds": lambda: net_rounds.main(),
 }
+RATIOS: dict[str, Callable[[int], object]] = {
+    "fedavg": fedavg.main,
+    "fedal": fedal.main,
+    "afind": afind.against_plain,
+    "vertical": vertical.main,
+    "augfl": augfl.against_box,
+    "fewest": fewest.main,
+}
+PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
+START, END = "<!-- by python -m benchmarks --page -->\n", "<!-- end -->\n"
+
+
+def table(rows: Sequence[Row], pairs: int, measured: str) -> str:
+    """The rows as Markdown, the bar's groups together."""
+    lines = [
+        f"{measured}; one thread, medians of {pairs} pairs.\n",
+        "| work | compared with | CPU s, ours | CPU s, theirs | ratio |\n|---|---|---|---|---|",
+        *(f"| {r.work} | {r.bar} | {r.ours:.3g} | {r.least:.3g} | **{r.ratio:.2f}** |" for r in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rebuilt(page: str, content: str) -> str:
+    """The page with this content between its marks."""
+    before, _, rest = page.partition(START)
+    return f"{before}{START}\n{content}\n{END}{rest.partition(END)[2]}"
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHMARKS)}; all if none is given")
-    names = parser.parse_args().names
-    if unknown := sorted(set(names) - set(BENCHMARKS)):
-        parser.error(f"no benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}")
-    print(f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}")
-    for name in names or BENCHMARKS:
-        BENCHMARKS[name]()
+    parser.add_argument("--page", action="store_true", help="rebuild the table of docs/speed.md")
+    parser.add_argument("--pairs", type=int, default=5, help="with --page: pairs of runs (default 5)")
+    asked = parser.parse_args()
+    known = RATIOS if asked.page else BENCHMARKS
+    if unknown := sorted(set(asked.names) - set(known)):
+        parser.error(f"no benchmark {', '.join(unknown)}; choose from {', '.join(known)}")
+    measured = machine()
+    for name in asked.names or known:
+        RATIOS[name](asked.pairs) if asked.page else BENCHMARKS[name]()
+    if asked.page:
+        PAGE.write_text(rebuilt(PAGE.read_text(), table(ROWS, asked.pairs, measured)))

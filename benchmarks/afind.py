@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.timing import ratio
+from benchmarks.timing import compare
 from benchmarks.toy import CLASSES, contexts
 from fedloom import models
 from fedloom.core import graphs
@@ -105,9 +105,8 @@ def against_plain(pairs: int) -> None:
     for batched in (False, True):
         same = places(PEERS, "mlp", IMAGE)
         job = Job(same, batched=batched, tau=1e-12)  # so that everybody is always asked
-        a, b, r = ratio(job.round, plain(same), pairs)
-        how = "batched" if batched else "in turn"
-        print(f"AFIND+ mlp, {PEERS} peers, {how}: ours {a:.3f}  plain {b:.3f} CPU s/round  ratio {r:.2f}", flush=True)
+        work = f"AFIND+, mlp, {PEERS} peers{', batched' * batched}, a round"
+        compare(work, "its algorithm in plain PyTorch", job.round, plain(same), pairs)
 
 
 def scale(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from benchmarks.timing import ratio
+from benchmarks.timing import compare
 from benchmarks.toy import CLASSES, contexts
 from fedloom import methods
 from fedloom.core.context import ClientContext
@@ -94,9 +94,8 @@ def ours(architecture: str, rounds: int) -> Callable[[], None]:
 def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for architecture, rounds in (("lenet5", 2), ("mlp", 10)):
-        a, b, r = ratio(ours(architecture, rounds), by_hand(architecture, rounds), pairs)
-        each = 1000 / (rounds * TAU)
-        print(f"FedAL  {architecture:10}  ours {a * each:.1f}  by hand {b * each:.1f} CPU ms/iteration  ratio {r:.2f}")
+        work = f"FedAL, {architecture}, {CLIENTS} clients, an iteration"
+        compare(work, "a loop by hand", ours(architecture, rounds), by_hand(architecture, rounds), pairs, rounds * TAU)
 
 
 if __name__ == "__main__":

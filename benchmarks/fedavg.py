@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from benchmarks.timing import ratio
+from benchmarks.timing import compare
 from benchmarks.toy import CLASSES, SHAPE, contexts
 from fedloom import methods, models
 from fedloom.core.context import ClientContext
@@ -69,8 +69,8 @@ def ours(architecture: str, rounds: int = ROUNDS) -> Callable[[], None]:
 def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for architecture in ("lenet5", "mlp-large"):
-        a, b, r = ratio(ours(architecture), plain(architecture), pairs)
-        print(f"FedAvg {architecture:10}  ours {a / ROUNDS:.3f}  plain {b / ROUNDS:.3f} CPU s/round  ratio {r:.2f}")
+        work = f"FedAvg, {architecture}, {CLIENTS} clients, a round"
+        compare(work, "torch.optim and state dicts", ours(architecture), plain(architecture), pairs, ROUNDS)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from benchmarks import afind, augfl, fedal, fedavg, vertical
-from benchmarks.timing import ratio
+from benchmarks.timing import compare
 from benchmarks.toy import CLASSES, contexts
 from fedloom import models
 from fedloom.core.context import ClientContext
@@ -23,6 +23,7 @@ from fedloom.methods.distillation.fedal import mlp
 from fedloom.methods.vertical import steps
 
 Params = Sequence[Tensor]
+FEWEST = "the fewest calls"
 
 
 def wide(module: nn.Module) -> nn.Module:
@@ -269,8 +270,7 @@ def main(pairs: int) -> None:
         ("AFIND+, mlp", everybody.round, choosing(same)),
     ]
     for name, ours, bar in lines:
-        a, b, r = ratio(ours, bar, pairs)
-        print(f"{name:23} ours {a:.3f}  fewest calls {b:.3f} CPU s  ratio {r:.2f}", flush=True)
+        compare(name, FEWEST, ours, bar, pairs)
 
 
 if __name__ == "__main__":

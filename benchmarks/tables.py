@@ -10,15 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 from pyarrow import csv, parquet
-
-from benchmarks.__main__ import processor
 
 READERS = {
     "pandas": "import pandas; pandas.read_{pandas}({file!r})",
@@ -66,7 +63,7 @@ def measured(code: str) -> tuple[float, float]:
 def main() -> None:
     """Print a row for each reader and format."""
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    print(f"{rows:,} rows, 50 columns; {processor()}, {datetime.now(UTC):%Y-%m-%d}\n")
+    print(f"{rows:,} rows, 50 columns\n")
     print("| reader | CSV, CPU s | CSV, GB | Parquet, CPU s | Parquet, GB |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         files = write(Path(folder), rows)

@@ -3,6 +3,22 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table in docs/speed.md: CPU seconds of ours and of the bar for some work, and their ratio."""
+
+    work: str
+    bar: str
+    ours: float
+    least: float
+    ratio: float
+
+
+ROWS: list[Row] = []
+"""What this process has compared so far."""
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -22,3 +38,13 @@ def ratio(ours: Callable[[], object], bar: Callable[[], object], pairs: int = 5)
         statistics.median(b for _, b in runs),
         statistics.median(each),
     )
+
+
+def compare(
+    work: str, bar_name: str, ours: Callable[[], object], bar: Callable[[], object], pairs: int, parts: float = 1
+) -> None:
+    """Print the `ratio` of some work and the seconds of one of its `parts`, and keep it for the page."""
+    a, b, r = ratio(ours, bar, pairs)
+    row = Row(work, bar_name, a / parts, b / parts, r)
+    ROWS.append(row)
+    print(f"{work}: ours {row.ours:.3g}, {bar_name} {row.least:.3g} CPU s, ratio {r:.2f}", flush=True)

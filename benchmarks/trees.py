@@ -7,11 +7,9 @@ fedloom's, as other work on the machine slows both.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,6 @@ import numpy as np
 import torch
 from sklearn.metrics import accuracy_score, roc_auc_score
 
-from benchmarks.__main__ import processor
 from fedloom.core.federation import Federation
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
@@ -104,7 +101,6 @@ def rivals(words: Sequence[Sequence[str]]) -> Iterator[tuple[str, Callable[[], A
 
 
 def main() -> None:
-    print(f"{processor()}, {datetime.now(UTC):%Y-%m-%d}, load {os.getloadavg()[0]:.0f}")
     torch.set_num_threads(1)
     for name in sys.argv[1:] or ["breast_cancer"]:
         plan = plan_of(name, 1, 64, 5)

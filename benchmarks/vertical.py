@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.timing import ratio
+from benchmarks.timing import compare
 from fedloom import models
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
@@ -144,8 +144,8 @@ def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for name, aligned, bar, params in (("split", 1024, joint, {"epochs": 1}), ("proto-evfl", 256, box, {})):
         job = Job(name, aligned, **params)
-        a, b, r = ratio(job.round, bar(job), pairs)
-        print(f"{name}, {PARTIES} parties: ours {a:.3f}  plain {b:.3f} CPU s/round  ratio {r:.2f}", flush=True)
+        against = "the joint network" if name == "split" else "its algorithm box by hand"
+        compare(f"{name}, lenet5, {PARTIES} parties, a round", against, job.round, bar(job), pairs)
 
 
 if __name__ == "__main__":

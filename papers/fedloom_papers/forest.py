@@ -13,9 +13,9 @@ from fedloom.report.svg import GRID, INK, PAPER, SERIES, SOFT, TEXT, VARIABLES, 
 from fedloom_papers.claims import ClaimResult
 from fedloom_papers.verdicts import UNTESTED, VERDICTS, Verdict
 
-WIDTH = 1080
-"""Width of a figure in pixels."""
-LABEL, LINE, ROW = 84, 14, 12
+WIDTH = 820
+"""Width of a figure in pixels: little more than that of a page's text, which it is shrunk to."""
+LABEL, LINE, ROW = 56, 14, 12
 """Characters of a line of a claim; pixels of a line, and between two claims."""
 REACH = 40.0
 """Points at which the axis ends; intervals beyond are cut and end in an arrow."""
@@ -29,7 +29,7 @@ STYLES: dict[Verdict, SeriesStyle] = {
 }
 PRINTED = SeriesStyle(INK, "diamond", None, filled=False)
 LEGEND, LETTER = 30, 7
-"""Pixels of the legend above a figure in a file of its own, and of a letter in it at most."""
+"""Pixels of a line of the legend above a figure in a file of its own, and of a letter in it at most."""
 LIGHT = {INK: "#1b1b1b", SOFT: "#666666", GRID: "#dddddd", PAPER: "#ffffff", **{color: color for color in SERIES}}
 """Colors of a figure in a file of its own."""
 
@@ -46,7 +46,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
     The claimed side is right; a claim of less is mirrored.
     """
     names = [f"{claim.text} ({claim.bed})" for claim, _ in claims]
-    labels = [textwrap.wrap(f"{claims[i][1]}: {name}", LABEL) for i, name in enumerate(names)]
+    labels = [textwrap.wrap(f"{claims[i][1]}: {name}", LABEL, break_on_hyphens=False) for i, name in enumerate(names)]
     heights = [LINE * len(label) + ROW for label in labels]
     centres = np.cumsum(heights) - np.array(heights) / 2
     total = float(sum(heights))
@@ -58,7 +58,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
         if value is not None
     ]
     reach = min(REACH, 1.1 * max((abs(value) for value in values), default=1.0))
-    figure, axes = canvas(WIDTH, total + 68, left=6.3 * LABEL + 20, right=110, top=24, bottom=44)
+    figure, axes = canvas(WIDTH, total + 68, left=6.0 * LABEL + 20, right=110, top=24, bottom=44)
     for (claim, _), sign, label, y in zip(claims, signs, labels, centres, strict=True):
         style, mean = STYLES[claim.verdict], sign * (claim.mean or 0.0)
         low, high = sorted(sign * end for end in claim.ends or (mean, mean))
@@ -75,7 +75,7 @@ def forest(slug: str, claims: Sequence[tuple[ClaimResult, str]]) -> tuple[Markup
             "xycoords": ("axes fraction", "data"),
             "textcoords": "offset points",
             "va": "center",
-            "fontsize": TEXT - 2,
+            "fontsize": TEXT - 1,
         }
         for number, line in enumerate(label):
             up = LINE * ((len(label) - 1) / 2 - number)
@@ -99,16 +99,22 @@ def file_of(figure: Figure) -> str:
     """A figure as an SVG file of its own, in light colors, with its legend above it."""
     text = str(figure.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1)
     if figure.legend:
-        start, parts = 10, []
+        placed, start, down = [], 10, 0
         for key in figure.legend:
-            parts.append(str(key.sample).replace("<svg ", f'<svg x="{start}" y="{7 - LEGEND}" ', 1))
-            at = f'x="{start + 34}" y="{18 - LEGEND}" font-size="{TEXT:.0f}"'
+            width = 34 + LETTER * len(key.text)
+            if start > 10 and start + width > WIDTH:
+                start, down = 10, down + LINE + 4
+            placed.append((key, start, down))
+            start += width + 20
+        above, parts = LEGEND + down, []
+        for key, left, down in placed:
+            parts.append(str(key.sample).replace("<svg ", f'<svg x="{left}" y="{7 + down - above}" ', 1))
+            at = f'x="{left + 34}" y="{18 + down - above}" font-size="{TEXT:.0f}"'
             parts.append(f'<text {at} fill="{VARIABLES[INK]}">{escape(key.text)}</text>')
-            start += 34 + LETTER * len(key.text) + 20
         higher = r'viewBox="0 0 (\d+) (\d+)"([^>]*>)'
         text = re.sub(
             higher,
-            lambda found: f'viewBox="0 {-LEGEND} {found[1]} {int(found[2]) + LEGEND}"{found[3]}{"".join(parts)}',
+            lambda found: f'viewBox="0 {-above} {found[1]} {int(found[2]) + above}"{found[3]}{"".join(parts)}',
             text,
             count=1,
         )

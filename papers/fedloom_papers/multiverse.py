@@ -18,7 +18,7 @@ from fedloom_papers.claims import ClaimTest
 from fedloom_papers.results import TableResults
 from fedloom_papers.spec import AT, Claim
 
-WIDTH, LABEL, SIDE, HIGH, HEAD, GAP = 1080, 500, 108, 24, 62, 20
+WIDTH, LABEL, SIDE, HIGH, HEAD, GAP = 820, 330, 108, 26, 78, 20
 """Sizes in pixels: the figure, its labels, the width and height of a cell, the space above a map's cells, and between
 two maps."""
 WORDS = {"holds": (SERIES[2], PAPER), "open": (GRID, INK), "fails": (SERIES[1], PAPER)}
@@ -92,13 +92,16 @@ def draw(slug: str, shown: Sequence[Map]) -> tuple[Markup, tuple[Key, ...]]:
     top, texts = 0, []
     for one, height in zip(shown, heights, strict=True):
         side = min(SIDE, (WIDTH - LABEL - 10) / max(1, len(one.columns)))
-        axes.text(0, top + 14, one.title, color=INK, fontsize=TEXT, fontweight="bold", va="center")
+        axes.text(
+            0, top + 14, f"{one.title} In percentage points.", color=INK, fontsize=TEXT, fontweight="bold", va="center"
+        )
         for k, name in enumerate(one.columns):
-            label = "\n".join(textwrap.wrap(name, int(side / 6.5))[:3])
-            axes.text(LABEL + side * (k + 0.5), top + HEAD - 4, label, ha="center", va="bottom", fontsize=TEXT - 3)
+            label = "\n".join(textwrap.wrap(name, int(side / 5.8))[:4])
+            axes.text(LABEL + side * (k + 0.5), top + HEAD - 4, label, ha="center", va="bottom", fontsize=TEXT - 2)
         for row, (label, cells) in enumerate(zip(one.rows, one.cells, strict=True)):
             y = top + HEAD + HIGH * row
-            axes.text(LABEL - 10, y + HIGH / 2, label, ha="right", va="center", fontsize=TEXT - 3, color=INK)
+            text = "\n".join(textwrap.wrap(label, 58))
+            axes.text(LABEL - 10, y + HIGH / 2, text, ha="right", va="center", fontsize=TEXT - 2, color=INK)
             for k, cell in enumerate(cells):
                 if cell is None:
                     continue
@@ -106,7 +109,7 @@ def draw(slug: str, shown: Sequence[Map]) -> tuple[Markup, tuple[Key, ...]]:
                 color, ink = WORDS[cell.word]
                 axes.broken_barh([(x + 1, side - 2)], (y + 1, HIGH - 2), color=color, linewidth=0)
                 number = fmt.number(cell.mean, "+.1f")
-                axes.text(x + side / 2, y + HIGH / 2, number, ha="center", va="center", fontsize=TEXT - 2, color=ink)
+                axes.text(x + side / 2, y + HIGH / 2, number, ha="center", va="center", fontsize=TEXT - 1, color=ink)
                 texts.append(f"{label}, {one.columns[k]}: {number}, {cell.word}")
         top += height
     keys = tuple(

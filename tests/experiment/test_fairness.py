@@ -56,6 +56,7 @@ def test_epochs_count_as_the_steps_that_they_take(tmp_path: Path) -> None:
     steps = 20 * -(-(rows // 3) // 128)
     assert found["unequal"] == [f"local steps of a client: fedal 20, mine {steps}"]
     assert any(text.startswith("batch sizes differ: fedal 32, mine 128") for text in found["remarks"])
+    assert '{ method = "mine.py", rounds = ' in found["remarks"][0]  # its method's name would not be found
 
 
 def test_other_networks_and_lone_settings_are_named() -> None:

@@ -399,7 +399,7 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
     failure = reply_problem(reply, expect)
     if failure is not None:
         return ReplyRef(None, failure=failure)
-    return ReplyRef(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]
+    return ReplyRef(held, *message.measured(reply))  # type: ignore[arg-type]
 
 
 def references(value: Any) -> list[ReplyRef]:

@@ -516,7 +516,7 @@ class Federation:
 
     def _record_shared(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
         """Record one message to each receiver, all with the same content."""
-        what, size = message.describe(tree), message.size(tree)
+        what, size = message.measured(tree)
         for i in receivers:
             self.ledger.add(self.round, self.coordinator, self.engine.name(i), kind, what, size)
 

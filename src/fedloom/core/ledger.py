@@ -47,7 +47,7 @@ class Ledger:
 
     def record(self, round: int, sender: str, receiver: str, kind: str, tree: Tree) -> None:
         """Count one message between two parties, with names such as `client-3`."""
-        self.add(round, sender, receiver, kind, message.describe(tree), message.size(tree))
+        self.add(round, sender, receiver, kind, *message.measured(tree))
 
     def add(self, round: int, sender: str, receiver: str, kind: str, what: str, size: Size) -> None:
         """Count one message whose content and sizes are known."""

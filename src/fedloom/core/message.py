@@ -53,6 +53,7 @@ __all__ = [
     "floats",
     "leaves",
     "map_tensors",
+    "measured",
     "size",
     "weighted_mean",
     "zip_tensors",
@@ -383,13 +384,18 @@ class _Facts(NamedTuple):
 _known: dict[tuple[Any, ...], _Facts] = {}
 
 
-def size(tree: Tree) -> Size:
-    """The exact sizes in bytes of a tree that passes `check`, without encoding it; also of a tree of meta tensors."""
+def measured(tree: Tree) -> tuple[str, Size]:
+    """What `describe` and `size` say of a tree, in one pass."""
     key: list[Any] = []
     digits = _key(tree, key)
     facts = _facts(tree, key, digits)
     header = facts.fixed + digits
-    return Size(facts.payload, 8 + header + -header % 8 + facts.payload)
+    return facts.summary, Size(facts.payload, 8 + header + -header % 8 + facts.payload)
+
+
+def size(tree: Tree) -> Size:
+    """The exact sizes in bytes of a tree that passes `check`, without encoding it; also of a tree of meta tensors."""
+    return measured(tree)[1]
 
 
 def describe(tree: Tree) -> str:
@@ -397,8 +403,7 @@ def describe(tree: Tree) -> str:
 
     Above 12 leaves, those with the same first name form one entry: "layer1* 6 leaves 73728 B".
     """
-    key: list[Any] = []
-    return _facts(tree, key, _key(tree, key)).summary
+    return measured(tree)[0]
 
 
 def _key(node: Any, key: list[Any]) -> int:

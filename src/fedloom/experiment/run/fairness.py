@@ -45,7 +45,11 @@ def _equal_steps(first: Mapping[str, RunSummary]) -> list[str]:
         return []
     wanted = next(iter(counted.values())).local_steps or 0.0
     rounds = {name: max(1, round(wanted * s.rounds / (s.local_steps or 1.0))) for name, s in counted.items()}
-    entries = ", ".join(f'{{ method = "{s.method}", rounds = {rounds[name]} }}' for name, s in counted.items())
+    known = methods.registry()
+    entries = ", ".join(
+        f'{{ method = "{s.method if s.method in known else f"{name}.py"}", rounds = {rounds[name]} }}'
+        for name, s in counted.items()
+    )
     return [f"for equal local steps write in a file: [compare] methods = [{entries}]"]
 
 

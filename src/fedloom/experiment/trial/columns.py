@@ -202,7 +202,7 @@ def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
     return [
         f"{name} has {people:,} people with a label; {common}.",
         "Joint is what all columns in one place tell, which federating could reach; no method of columns is measured "
-        "here. fedloom methods lists those of the vertical setting.",
+        "here. fedloom list methods names those of the vertical setting.",
     ]
 
 
