@@ -260,8 +260,9 @@ def words_of(party: Any, *, sizes: Tensor) -> dict[str, Tensor]:
     words of a category, and 0 for numbers."""
     found = [np.empty(0, np.int64)]
     for values, size in zip(own_columns(party).T, sizes.tolist(), strict=True):
-        known = values[~np.isnan(values)].astype(np.int64)
-        found += [np.bincount(known[known < size], minlength=size)] if size else []
+        if size:
+            known = values[~np.isnan(values)].astype(np.int64)
+            found.append(np.bincount(known[known < size], minlength=size))
     return tensors(rows=np.concatenate(found))
 
 
