@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.experiment.trial.choice import choose
-from fedloom.experiment.trial.contributions import contributions
+from fedloom.experiment.trial.choice import best
+from fedloom.experiment.trial.contributions import contributions, scores_of
 from fedloom.experiment.trial.decide import decide
 from fedloom.experiment.trial.evidence import evidence
 
@@ -133,6 +133,19 @@ def folds_of(world: Federation, y: np.ndarray, unit: np.ndarray, rng: np.random.
     return folds
 
 
+def choices(score: str, y: list[np.ndarray], first: list[np.ndarray], folds: list[np.ndarray]) -> np.ndarray:
+    """(C, K) numbers of candidates, as a trial chooses them: by predictions (M, n_i, ...) of the first repeat for each
+    owner, of rows that are not in the fold."""
+    repeats, parts = len(folds[0]), int(max(each.max() for each in folds)) + 1
+    scores = np.full((len(first[0]), repeats, parts, parts, len(y)), np.nan)
+    for i, fold in enumerate(folds):
+        for c, k, f in np.ndindex(repeats, parts, parts):
+            rows = (fold[0] == f) & (fold[c] != k)
+            if rows.any():
+                scores[:, c, k, f, i] = scores_of(score, y[i][rows], first[i][:, rows])
+    return best(scores, np.array([float(len(each)) for each in y]))
+
+
 def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float, float, float]]:
     """Decision, true gain, estimate and interval of each owner of one federation."""
     rng = np.random.default_rng([seed, DESIGNS.index(design)])
@@ -146,7 +159,7 @@ def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float
     repeats, parts_of = (1, WINDOWS) if world.ordered else (REPEATS, FOLDS)
     owners = len(rows)
     shape = (2, repeats, parts_of, owners)  # federated candidates: all rows, and the mean with training alone
-    inner, truth = np.full(shape, np.nan), np.zeros(shape)
+    truth = np.zeros(shape)
     truth_alone = np.zeros(shape[1:])
     folds = [np.zeros((repeats, len(y)), np.int64) for _, y, _ in rows]
     empty = [np.zeros((repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
@@ -173,15 +186,12 @@ def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float
                 truth_alone[c, k, i] = contributions(score, fresh_y, parts[1][0], np.zeros(len(fresh_y)))[0]
                 for m, mix in enumerate((0.0, 0.5)):
                     shared[i][m, c, test] = mix * parts[0][0] + (1 - mix) * parts[0][1]
-                    if test.any():
-                        held_out = shared[i][m, c, test]
-                        inner[m, c, k, i] = contributions(score, y[test], held_out, np.zeros(len(held_out)))[0]
                     mixed = mix * parts[1][0] + (1 - mix) * parts[1][1]
                     truth[m, c, k, i] = contributions(score, fresh_y, mixed, np.zeros(len(fresh_y)))[0]
     root = score == "rmse"  # of the mean over all models, as the score is of the rows of all folds
     if root:
         truth, truth_alone = np.square(truth), np.square(truth_alone)
-    chosen = choose(inner, world.sizes.astype(float))
+    chosen = choices(score, [y for _, y, _ in rows], [one[:, 0] for one in shared], folds)
     found, gains = [], []
     for i, (_, y, unit) in enumerate(rows):
         scored = folds[i][0] >= 0

@@ -13,16 +13,16 @@ from tests.test_trial_statistics import of
 
 def test_an_owner_that_differs_predicts_by_its_own_model_and_no_fold_chooses_for_itself() -> None:
     rng = np.random.default_rng(0)
-    w = np.array(WEIGHTS)[:, None, None, None]
+    w = np.array(WEIGHTS)[:, None, None]
     best = np.array([0.25, 0.25, 0.25, 1.0])  # owner 3 is unlike the others
-    rows = np.full((2, 4, 4), 50.0)
-    losses = rows * (0.5 + np.square(w - best) + 1e-3 * rng.random((1, 2, 4, 4)))
+    rows = np.full((4, 4), 50.0)
+    losses = rows * (0.5 + np.square(w - best) + 1e-3 * rng.random((1, 4, 4)))
     of_fold, of_all = personal(losses, rows)
-    assert of_all.tolist() == [0.25, 0.25, 0.25, 1.0] and of_fold.shape == (2, 4, 4)
+    assert of_all.tolist() == [0.25, 0.25, 0.25, 1.0] and of_fold.shape == (4, 4)
     changed = losses.copy()
-    changed[:, 0, 2] = rng.random((5, 4)) * 1e4
-    np.testing.assert_array_equal(personal(changed, rows)[0][0, 2], of_fold[0, 2])
-    few = personal(losses[:, :, :, 2:] / 50, rows[:, :, 2:] / 50)[1]
+    changed[:, 2] = rng.random((5, 4)) * 1e4
+    np.testing.assert_array_equal(personal(changed, rows)[0][2], of_fold[2])
+    few = personal(losses[:, :, 2:] / 50, rows[:, 2:] / 50)[1]
     assert few[1] < 1  # with one row a fold, the common weight counts
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedloom.core.scores import auc, balanced_accuracy
-from fedloom.experiment.trial.choice import best, choose
-from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions
+from fedloom.experiment.trial.choice import best
+from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions, scores_of
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
 from fedloom.experiment.trial.sharing import share
@@ -261,17 +261,26 @@ def test_the_order_of_owners_does_not_matter() -> None:
 # -- the choice ----------------------------------------------------------------------------------------------------
 
 
-def test_a_fold_does_not_choose_the_candidate_that_it_is_scored_with() -> None:
+def test_the_best_candidate_is_best_over_owners_and_folds() -> None:
     rng = np.random.default_rng(0)
     scores, weights = rng.random((5, 2, 4, 3)), np.array([1.0, 2.0, 0.5])
-    chosen = choose(scores, weights)
-    changed = scores.copy()
-    changed[:, 1, 2] = rng.random((5, 3))
-    assert choose(changed, weights)[1, 2] == chosen[1, 2]
+    by_hand = np.average(scores.mean(2), axis=-1, weights=weights).argmax(0)
+    np.testing.assert_array_equal(best(scores, weights), by_hand)
     scores[3] += 1
-    assert (choose(scores, weights) == 3).all() and best(scores, weights) == 3
+    assert (best(scores, weights) == 3).all() and best(scores[:, 0], weights) == 3
     scores[3, :, :, 1:] = np.nan  # undefined scores do not count
-    assert (choose(scores, weights) == 3).all()
+    assert (best(scores, weights) == 3).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_scores_to_choose_by_are_those_that_are_reported(metric: str) -> None:
+    y, one = predicted(metric, 60, seed=3)
+    models = np.stack([one, predicted(metric, 60, seed=4)[1], one])
+    priors = np.full((60, 3), 1 / 3)
+    by_hand = [contributions(metric, y, each, np.zeros(60), priors)[0] for each in models]
+    np.testing.assert_allclose(scores_of(metric, y, models, priors), by_hand)
+    if metric == "auc":
+        assert np.isnan(scores_of(metric, np.zeros(60, np.int64), models)).all()
 
 
 def test_decisions_on_evidence_do_not_change_with_equal_inputs() -> None:

@@ -37,8 +37,9 @@ ALONE: Final = "alone"
 """Training alone with the local training of the others: a method of the family `peer` without messages."""
 RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
 """Settings of all methods that have them, so that they train alike: whole models, all owners in each round."""
-PENALTY: Final = {"l2": 1.0}
-"""Settings of all methods of raw rows that have them, so that a fit exists where columns are collinear."""
+OF_TABLES: Final = {"l2": 1.0, "missing": "indicator"}
+"""Settings of all methods of raw rows that have them, so that a fit exists where columns are collinear, and counts rows
+with missing values."""
 BATCHES: Final = 12
 """Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
 
@@ -111,7 +112,9 @@ def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[fl
         method = methods.named(name)
         fields = method.config.model_fields.keys() - method.fixed.keys()
         if "raw rows" in method.needs:
-            found.append(Candidate(name, params={key: value for key, value in PENALTY.items() if key in fields}))
+            base = {key: value for key, value in OF_TABLES.items() if key in fields}
+            changes = {"": {}, **method.trial_variants}
+            found += [Candidate(name, params={**base, **change}, note=note) for note, change in changes.items()]
             continue
         base = {key: value for key, value in recipe.items() if key in fields}
         grid: list[dict[str, Any]] = [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
@@ -263,6 +266,8 @@ def _at_once(
 
     A method in which owners mix the model with one of their own gives two evaluation modes: `JOINT` and `OWN`.
     """
+    if getattr(cfg, "owners", "none") == "fixed":  # pooled rows have the owner as a category
+        data, cfg = _with_owner(data), cfg.model_copy(update={"owners": "none"})
     pooled, server, fed = _federation(method, cfg, "", data, [np.concatenate(fitted)], seed, start)
     rounds = _rounds(cfg)
     for t in range(rounds):
@@ -286,6 +291,21 @@ def _at_once(
             )
         ]
     return Outputs(found, None)
+
+
+def _with_owner(data: Dataset) -> Dataset:
+    """The data set with the number of each row's owner as its last column, a category."""
+    assert data.groups is not None
+    x = np.column_stack([data.x.reshape(len(data.x), -1), data.groups]).astype(np.float32)
+    columns, names = raw_columns(data), tuple(map(str, range(int(data.groups.max()) + 1)))
+    return replace(
+        data,
+        x=x,
+        columns=(*columns["columns"], "owner"),
+        words=(*columns["words"], names),
+        shift=np.zeros(x.shape[1], np.float32),
+        scale=np.ones(x.shape[1], np.float32),
+    )
 
 
 def _contexts(data: Dataset, fitted: Sequence[np.ndarray], seed: int) -> list[ClientContext]:

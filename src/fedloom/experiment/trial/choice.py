@@ -8,49 +8,37 @@ BORROWED = 50
 """Rows of all owners that count beside an owner's own when its weight is chosen."""
 
 
-def choose(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """For each fold of each repeat, the candidate with the best mean score on the other folds of that repeat, over all
-    owners: the rows that are scored never choose, and the choice hardly varies. The first of equal ones.
+def best(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The number (...) of the candidate with the best mean score over all owners and folds; the first of equal ones.
+
+    A fold of a later repeat chooses by the first repeat, on the rows that are not in it: the rows that are scored never
+    choose, and later repeats train the chosen candidates alone.
 
     Args:
-        scores: (M, C, K, N) of M candidates in C repeats of K folds for N owners; nan where undefined.
+        scores: (M, ..., K, N) of M candidates in K folds for N owners; nan where undefined.
         weights: (N,) of the owners.
-
-    Returns:
-        (C, K) int64 numbers of candidates.
     """
     known = np.isfinite(scores)
     weight = np.where(known, weights, 0.0)
-    total, count = (np.where(known, scores, 0.0) * weight).sum(3), weight.sum(3)
-    others, number = total.sum(2, keepdims=True) - total, count.sum(2, keepdims=True) - count
-    chosen: np.ndarray = np.where(number > 0, others / np.maximum(number, 1e-12), -np.inf).argmax(0)
-    return chosen
-
-
-def best(scores: np.ndarray, weights: np.ndarray) -> int:
-    """The number of the candidate with the best mean score on all folds; the first of equal ones. Arguments as for
-    `choose`."""
-    known = np.isfinite(scores)
-    weight = np.where(known, weights, 0.0)
-    total, count = (np.where(known, scores, 0.0) * weight).sum((1, 2, 3)), weight.sum((1, 2, 3))
-    return int(np.where(count > 0, total / np.maximum(count, 1e-12), -np.inf).argmax())
+    total, count = (np.where(known, scores, 0.0) * weight).sum((-2, -1)), weight.sum((-2, -1))
+    found: np.ndarray = np.where(count > 0, total / np.maximum(count, 1e-12), -np.inf).argmax(0)
+    return found
 
 
 def personal(losses: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each fold of each repeat, each owner's weight of its own model: the one of least loss on the owner's rows of
-    the other folds, and on `BORROWED` rows at the mean loss of all owners. Joining then costs an owner little whose
-    rows are unlike the others'.
+    """For each fold, each owner's weight of its own model: the one of least loss on the owner's rows of the other
+    folds, and on `BORROWED` rows at the mean loss of all owners. Joining then costs an owner little whose rows are
+    unlike the others'.
 
     Args:
-        losses: (W, C, K, N) the sum of the rows' losses by each of `WEIGHTS` in C repeats of K folds for N owners.
-        rows: (C, K, N) their number.
+        losses: (W, K, N) the sum of the rows' losses by each of `WEIGHTS` in K folds for N owners.
+        rows: (K, N) their number.
 
     Returns:
-        (C, K, N) weights for the folds, and (N,) by all rows.
+        (K, N) weights for the folds, and (N,) by all rows.
     """
-    others, count = losses.sum(2, keepdims=True) - losses, rows.sum(1, keepdims=True) - rows
-    of_fold = _least(others, count)
-    return of_fold, _least(losses.sum((1, 2)), rows.sum((0, 1)))
+    of_fold = _least(losses.sum(1, keepdims=True) - losses, rows.sum(0) - rows)
+    return of_fold, _least(losses.sum(1), rows.sum(0))
 
 
 def _least(losses: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@
     lab.csv                       joined by id; a person that it lacks has missing values there
 
 Every row of the first file is predicted by models that did not see it, as in `run`: 3 repeats of 4 folds, and in each
-fold the candidates, for alone and joint, that are best on the other folds. The gain is told for all people, for those
+fold the candidates, for alone and joint, that are best on other rows. The gain is told for all people, for those
 that a partner has, and with several partners for each one beside the others. Rows count as in `evidence`.
 """
 
@@ -25,15 +25,17 @@ from fedloom.data.own import encoded, interpret
 from fedloom.data.tables import read_csv
 from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance
-from fedloom.experiment.trial.choice import best, choose
-from fedloom.experiment.trial.contributions import contributions
+from fedloom.experiment.trial.choice import best
+from fedloom.experiment.trial.contributions import scores_of, told
 from fedloom.experiment.trial.decide import decide
 from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit
 from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS
-from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
+from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, metric_for
+from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
-BOXES = ("logistic", "forest", "boosting")
+BOXES = ("logistic", "ridge", "forest", "boosting")
+"""Those that can predict the label."""
 REPEATS = 3
 JOINT, ALONE = "joint", "alone"
 Columns = Mapping[str, RawColumn]
@@ -69,56 +71,45 @@ def trial_columns(
     read = replace(options, id=None, group=None)
     data = {name: encoded(*interpret(columns, read, files[0].stem)) for name, columns in sets.items()}
     y, classes = data[ALONE].y, len(data[ALONE].classes)
-    if not classes:
-        raise DataError(
-            f"{options.label!r} is a number to predict, which a trial of columns does not measure yet: divide it into "
-            "classes."
-        )
     if min(len(y), *(len(each.y) for each in data.values())) < FEWEST_ROWS:
         raise DataError(f"A trial needs at least {FEWEST_ROWS} people with a label, but {files[0]} has {len(y)}.")
     labeled = np.array([bool(text) for text in own[str(options.label)].text])
     if labeled.sum() != len(y):
         raise DataError(f"{files[0]} has rows that are left out beside those without {options.label!r}: remove them.")
     has = {name: _present(columns)[labeled] for name, columns in partners.items()}
-    metric = config.metric or ("auc" if classes == 2 else "balanced accuracy")
-    repeats = config.repeats or REPEATS
-    boxes = BOXES if config.alone is None else config.alone
+    metric, task, repeats = metric_for(config, classes), data[ALONE].task, config.repeats or REPEATS
+    for name in config.alone or ():
+        check_task(name, task)
+    boxes = [name for name in BOXES if task in BLACK_BOXES[name].tasks] if config.alone is None else config.alone
     if not boxes:
         raise DataError("A trial of columns compares black boxes: name some as alone, or leave it out.")
     folds = np.stack([_folds(y, None if units is None else units[labeled], config.seed, c) for c in range(repeats)])
-    priors, count = _priors(y, folds, classes), 0
-    predicted = {}
+    priors = _priors(y, folds, classes)
+    total, done = len(data) * (len(boxes) + repeats - 1), 0
+    labels, chosen = {}, {}
     with one_thread():
         for name, each in data.items():
-            predicted[name] = np.zeros((len(boxes) + (len(boxes) > 1), repeats, len(y), classes))
+            run = _Side(metric, boxes, each, folds, priors, config.seed)
             for c in range(repeats):
-                for m, box in enumerate(boxes):
-                    predicted[name][m, c] = _cross_fitted(box, each, folds[c], config.seed * 10_007 + 101 * c)
-                    count += 1
-                    if progress is not None:
-                        progress(count, len(data) * repeats * len(boxes), perf_counter() - started)
-            if len(boxes) > 1:
-                predicted[name][-1] = predicted[name][:-1].mean(0)
-    names = [*boxes, *[f"mean of {', '.join(boxes)}"] * (len(boxes) > 1)]
-    chosen, labels = {}, {}
-    for name, by_box in predicted.items():
-        scores = _scores(metric, y, by_box, folds, priors)
-        numbers = choose(scores, np.ones(1))
-        chosen[name] = np.stack([by_box[numbers[c][folds[c]], c, np.arange(len(y))] for c in range(repeats)])
-        labels[name] = names[best(scores, np.ones(1))]
-    told = {"all people": (ALONE, np.ones(len(y), bool))}
+                done += len(boxes) if c == 0 else 1
+                run.repeat(c)
+                if progress is not None:
+                    progress(done, total, perf_counter() - started)
+            chosen[name], labels[name] = np.stack(run.chosen), run.label()
+    names = [*boxes, *[_mean_of(boxes)] * (len(boxes) > 1)]
+    shown = {"all people": (ALONE, np.ones(len(y), bool))}
     for name, present in has.items():
         if FEWEST_ROWS <= present.sum() < len(y):
-            told[f"people that {name} has"] = (ALONE, present)
+            shown[f"people that {name} has"] = (ALONE, present)
         if len(partners) > 1:
-            told[f"by the columns of {name}"] = (name, np.ones(len(y), bool))
+            shown[f"by the columns of {name}"] = (name, np.ones(len(y), bool))
     groups = None if units is None else units[labeled]
     cards = {
         title: _card(
             metric, y[rows], chosen[against][:, rows], chosen[JOINT][:, rows], folds[:, rows], priors[:, rows],
             None if groups is None else groups[rows], labels[JOINT], config.worth,
         )
-        for title, (against, rows) in told.items()
+        for title, (against, rows) in shown.items()
     }  # fmt: skip
     first = cards["all people"]
     return TrialResult(
@@ -221,38 +212,85 @@ def _folds(y: np.ndarray, units: np.ndarray | None, seed: int, repeat: int) -> n
 
 
 def _priors(y: np.ndarray, folds: np.ndarray, classes: int) -> np.ndarray:
-    """The shares (C, n, K) of the classes in each row's training rows."""
-    found = np.ones((*folds.shape, classes))
+    """The shares (C, n, K) of the classes in each row's training rows; (C, n, 1) of a number."""
+    found = np.ones((*folds.shape, max(classes, 1)))
     for c, fold in enumerate(folds):
-        for k in range(FOLDS):
+        for k in range(FOLDS) if classes else ():
             counts = np.bincount(y[fold != k], minlength=classes)
             found[c, fold == k] = np.where(counts > 0, counts / counts.sum(), 1 / classes)
     return found
 
 
-def _cross_fitted(box: str, data: Dataset, folds: np.ndarray, seed: int) -> np.ndarray:
-    """Probabilities (n, K) of a black box that is trained on the other folds."""
-    data = replace(data, groups=np.zeros(len(data.y), np.int64), owners=("",))
-    found = np.zeros((len(data.y), len(data.classes)))
-    for k in range(FOLDS):
-        train, test = np.flatnonzero(folds != k), np.flatnonzero(folds == k)
-        rows = data if data.ready else data.standardized_by_owner(train)
-        rows = replace(rows, x=np.clip(rows.x, -FARTHEST, FARTHEST))
-        (out,) = advance([CandidateTraining(Candidate(box), rows, [train], [[test]], (1,), seed + k)], together=False)
-        ((found[test],),) = out.probabilities.values()
-    return found
+class _Side:
+    """The models of one set of columns, in repeats of folds: all in the first, and later those that it chooses.
+
+    Attributes:
+        chosen: for each repeat, (n, K) probabilities or (n,) numbers by models that did not see the row.
+    """
+
+    def __init__(
+        self, metric: str, boxes: Sequence[str], data: Dataset, folds: np.ndarray, priors: np.ndarray, seed: int
+    ) -> None:
+        self.metric, self.boxes, self.data, self.folds, self.priors, self.seed = (
+            metric,
+            boxes,
+            data,
+            folds,
+            priors,
+            seed,
+        )
+        self.first = np.zeros(0)  # (M, n, ...) of the black boxes, and of their mean
+        self.chosen: list[np.ndarray] = []
+
+    def repeat(self, c: int) -> None:
+        """Predict all rows once more."""
+        if c == 0:
+            found = np.stack([self._fitted(box, 0, range(FOLDS)) for box in self.boxes])
+            self.first = np.concatenate([found, found.mean(0, keepdims=True)]) if len(self.boxes) > 1 else found
+        scores = [self._scores(self.folds[c] != k) for k in range(FOLDS)]
+        choice = best(np.stack(scores, axis=1), np.ones(1))
+        if c == 0:
+            self.chosen.append(self.first[choice[self.folds[0]], np.arange(len(self.data.y))])
+            return
+        mean, found = len(self.boxes), np.zeros_like(self.first[0])
+        for m, box in enumerate(self.boxes):
+            parts = {k: 1.0 if choice[k] == m else 1 / mean for k in range(FOLDS) if choice[k] in (m, mean)}
+            fitted = self._fitted(box, c, [*parts])
+            for k, part in parts.items():
+                found[self.folds[c] == k] += part * fitted[self.folds[c] == k]
+        self.chosen.append(found)
+
+    def label(self) -> str:
+        """The best on all rows."""
+        m = int(best(self._scores(np.ones(len(self.data.y), bool)), np.ones(1)))
+        return [*self.boxes, _mean_of(self.boxes)][m]
+
+    def _fitted(self, box: str, c: int, ks: Sequence[int]) -> np.ndarray:
+        """The predictions (n, ...) of a black box that is trained on the other folds, for these folds."""
+        data = replace(self.data, groups=np.zeros(len(self.data.y), np.int64), owners=("",))
+        found = np.zeros((len(data.y), max(len(data.classes), 1)))
+        for k in ks:
+            train, test = np.flatnonzero(self.folds[c] != k), np.flatnonzero(self.folds[c] == k)
+            rows = data if data.ready else data.standardized_by_owner(train)
+            rows = replace(rows, x=np.clip(rows.x, -FARTHEST, FARTHEST))
+            seed = self.seed * 10_007 + 101 * c + k
+            (out,) = advance([CandidateTraining(Candidate(box), rows, [train], [[test]], (1,), seed)], together=False)
+            ((found[test],),) = out.probabilities.values()
+        return told(found)
+
+    def _scores(self, kept: np.ndarray) -> np.ndarray:
+        """(M, K, 1) of the first repeat's rows that are kept (n,), as for `best`."""
+        found = np.full((len(self.first), FOLDS, 1), np.nan)
+        for k in range(FOLDS):
+            rows = np.flatnonzero((self.folds[0] == k) & kept)
+            if len(rows):
+                of_rows = scores_of(self.metric, self.data.y[rows], self.first[:, rows], self.priors[0, rows])
+                found[:, k, 0] = of_rows
+        return found
 
 
-def _scores(metric: str, y: np.ndarray, predicted: np.ndarray, folds: np.ndarray, priors: np.ndarray) -> np.ndarray:
-    """(M, C, K, 1), as for `choose`."""
-    found = np.full((len(predicted), len(folds), FOLDS, 1), np.nan)
-    for m, of_repeats in enumerate(predicted):
-        for c, fold in enumerate(folds):
-            for k in range(FOLDS):
-                rows = np.flatnonzero(fold == k)
-                if len(rows):
-                    found[m, c, k] = contributions(metric, y[rows], of_repeats[c, rows], fold[rows], priors[c, rows])[0]
-    return found
+def _mean_of(boxes: Sequence[str]) -> str:
+    return f"mean of {', '.join(boxes)}"
 
 
 def _plain(value: float) -> float | None:

@@ -59,6 +59,31 @@ def contributions(
     return 1 - share, (squared.mean() - squared + share * (spread - whole)) / (whole * len(y))
 
 
+def scores_of(metric: str, y: np.ndarray, predicted: np.ndarray, priors: np.ndarray | None = None) -> np.ndarray:
+    """The scores (M,) of M models on rows of one fold, as `contributions` has them; predicted (M, n, ...)."""
+    if metric != "auc":
+        one_fold = np.zeros(len(y))
+        return np.array([contributions(metric, y, one, one_fold, priors)[0] for one in predicted])
+    classes = (1,) if predicted.shape[2] == 2 else range(predicted.shape[2])
+    areas = [_areas(y == k, predicted[:, :, k]) for k in classes if 0 < (y == k).sum() < len(y)]
+    return np.mean(areas, axis=0) if areas else np.full(len(predicted), np.nan)
+
+
+def told(predicted: np.ndarray) -> np.ndarray:
+    """Probabilities (..., K) as they are; numbers (..., 1) as (...)."""
+    return predicted[..., 0] if predicted.shape[-1] == 1 else predicted
+
+
+def _areas(positive: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The areas (M,) by the ranks of values (M, n); ties have the mean of their ranks."""
+    from scipy import stats  # slow to import
+
+    ahead = stats.rankdata(values, axis=1)[:, positive].sum(1)
+    count = int(positive.sum())
+    found: np.ndarray = (ahead - count * (count + 1) / 2) / (count * (len(positive) - count))
+    return found
+
+
 def _mean(values: np.ndarray) -> tuple[float, np.ndarray]:
     return float(values.mean()), (values - values.mean()) / len(values)
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
 from fedloom.experiment.trial.decide import Decision
 from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
@@ -73,6 +74,18 @@ class TrialConfig:
                 raise ConfigError(text)
         for name in self.alone or ():
             check_installed(name)
+
+
+def metric_for(config: TrialConfig, classes: int) -> MetricName:
+    """The score of a trial of so many classes; 0 for a number to predict.
+
+    Raises:
+        ConfigError: the one that is set is of another kind of label.
+    """
+    able = CLASS_SCORES if classes else NUMBER_SCORES
+    if config.metric is not None and config.metric not in able:
+        raise ConfigError(f"metric must be one of {', '.join(able)} for this label, not {config.metric!r}")
+    return config.metric or ("rmse" if not classes else "auc" if classes == 2 else "balanced accuracy")
 
 
 @dataclass(frozen=True)

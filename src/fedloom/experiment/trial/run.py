@@ -30,14 +30,14 @@ from fedloom.experiment.trial.candidates import (
     infeasible,
     obstacle,
 )
-from fedloom.experiment.trial.choice import WEIGHTS, best, choose, personal
-from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions
+from fedloom.experiment.trial.choice import WEIGHTS, best, personal
+from fedloom.experiment.trial.contributions import contributions, scores_of, told
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.partners import Partners, losses, partners_of
-from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult
+from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 REPEATS = 3
@@ -75,8 +75,10 @@ class Predictions:
     Attributes:
         candidates: in the order in which they are tried.
         guess: of a model that diverged: 1 / K, or the mean number.
-        probabilities: for each recipe and repeat, (n, K) of all rows, by models that did not see the row; or numbers
+        first: for each recipe, (n, K) of all rows in the first repeat, by models that did not see the row; or numbers
             (n, 1).
+        choices: for each repeat, the recipe of each fold that the first repeat's other rows chose.
+        chosen: for each repeat, (n, K) by the recipes of `choices`.
         ledgers: the messages of one training, by recipe.
         dropped: numbers of the candidates that cannot be trained.
         elsewhere: for each black box, (N, n, K) of all rows by the models that each owner trains in the first repeat.
@@ -85,78 +87,59 @@ class Predictions:
 
     candidates: list[Candidate]
     guess: float
-    probabilities: dict[Recipe, list[np.ndarray]] = field(default_factory=dict)
+    first: dict[Recipe, np.ndarray] = field(default_factory=dict)
+    choices: list[list[Recipe]] = field(default_factory=list)
+    chosen: list[np.ndarray] = field(default_factory=list)
     ledgers: dict[Recipe, Ledger] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     elsewhere: dict[int, np.ndarray] = field(default_factory=dict)
     weights: dict[Recipe, np.ndarray] = field(default_factory=dict)
 
-    def add(self, recipe: Recipe, repeat: int, rows: np.ndarray, found: np.ndarray, total: int) -> None:
-        """Set the predictions of these rows; a guess where training diverged."""
-        of_repeats = self.probabilities.setdefault(recipe, [])
-        if len(of_repeats) == repeat:
-            of_repeats.append(np.full((total, found.shape[1]), self.guess))
-        of_repeats[repeat][rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, self.guess)
+    def set(self, into: dict[Recipe, np.ndarray], recipe: Recipe, rows: np.ndarray, found: np.ndarray, n: int) -> None:
+        """Set the predictions of these of n rows; a guess where training diverged."""
+        whole = into.setdefault(recipe, np.full((n, found.shape[1]), self.guess))
+        whole[rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, self.guess)
 
     def failed(self, number: int) -> bool:
         """Whether the candidate was dropped."""
         return number in self.dropped
 
-    def drop(self, number: int) -> None:
-        """Forget a candidate that cannot be trained."""
-        self.dropped.add(number)
-        for recipe in [one for one in self.probabilities if one.candidate == number]:
-            del self.probabilities[recipe]
+    def drop(self, number: int, error: MethodError) -> None:
+        """Forget a candidate that cannot be trained.
 
-    def mix(self) -> None:
-        """Add the mean of the black boxes, if there are several, in each repeat."""
-        boxes = [
-            each
-            for recipe, each in self.probabilities.items()
-            if recipe != MIX and not self.candidates[recipe.candidate].model
-        ]
-        if len(boxes) > 1:
-            self.probabilities[MIX] = [np.mean(parts, axis=0) for parts in zip(*boxes, strict=True)]
-
-    def mix_own(self, y: np.ndarray, owner: np.ndarray, folds: Sequence[np.ndarray]) -> None:
-        """Add, to each candidate that has a joint and an own model, their mean, and their mix by weights of each owner.
-
-        Args:
-            y, owner: (n,) labels and owners of all rows.
-            folds: of each repeat, (n,); -1 for rows that are not predicted.
+        Raises:
+            MethodError: there is no other.
         """
-        shape = (len(folds), int(folds[0].max()) + 1, int(owner.max()) + 1)
-        places = [(rows := np.flatnonzero(fold >= 0), fold[rows] * shape[2] + owner[rows]) for fold in folds]
-        count = np.stack([np.bincount(place, minlength=shape[1] * shape[2]) for _, place in places]).reshape(shape)
-        for recipe in [one for one in self.probabilities if one.mode == JOINT]:
-            pairs = list(zip(self.probabilities[recipe], self.probabilities[replace(recipe, mode=OWN)], strict=True))
-            self.probabilities[replace(recipe, mode="")] = [(joint + own) / 2 for joint, own in pairs]
-            sums = [
-                np.bincount(place, losses(y[rows], told((1 - w) * joint[rows] + w * own[rows])), shape[1] * shape[2])
-                for w in WEIGHTS
-                for (joint, own), (rows, place) in zip(pairs, places, strict=True)
-            ]
-            of_fold, of_all = personal(np.reshape(sums, (len(WEIGHTS), *shape)), count)
-            mine, found = replace(recipe, mode=PERSONAL), []
-            for (joint, own), fold, weight in zip(pairs, folds, of_fold, strict=True):
-                w = np.where(fold >= 0, weight[fold, owner], 0.0)[:, None]
-                found.append((1 - w) * joint + w * own)
-            self.probabilities[mine], self.weights[mine] = found, of_all
+        self.dropped.add(number)
+        if len(self.dropped) == len(self.candidates):
+            raise error
+        for recipe in [one for one in self.first if one.candidate == number]:
+            del self.first[recipe]
+
+    def boxes(self) -> list[int]:
+        """The numbers of the black boxes whose mean is `MIX`."""
+        return [n for n, one in enumerate(self.candidates) if not one.model and not self.failed(n)]
+
+    def trained(self, recipe: Recipe) -> list[int]:
+        """The numbers of the candidates that a recipe needs."""
+        return self.boxes() if recipe == MIX else [recipe.candidate]
+
+    def composed(self, recipe: Recipe, each: Mapping[Recipe, np.ndarray], own: np.ndarray) -> np.ndarray:
+        """The predictions (n, K) of a recipe from those of what was trained; `own` (n,) are weights of own models."""
+        if recipe == MIX:
+            found: np.ndarray = np.mean([each[Recipe(number, 0, "")] for number in self.boxes()], axis=0)
+            return found
+        if recipe in each:
+            return each[recipe]
+        joint, alone = each[replace(recipe, mode=JOINT)], each[replace(recipe, mode=OWN)]
+        w = own[:, None] if recipe.mode == PERSONAL else 0.5
+        return (1 - w) * joint + w * alone
 
     def label(self, recipe: Recipe) -> str:
         """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
         if recipe == MIX:
-            boxes = [one.label for n, one in enumerate(self.candidates) if not one.model and not self.failed(n)]
-            return f"mean of {', '.join(boxes)}"
+            return f"mean of {', '.join(self.candidates[number].label for number in self.boxes())}"
         return f"{self.candidates[recipe.candidate].label}{f', {recipe.mode}' if recipe.mode else ''}"
-
-
-@dataclass(frozen=True, eq=False)
-class Choices:
-    """For each fold of each repeat the recipe that the other folds choose; and the one that all choose."""
-
-    of_fold: list[list[Recipe]]
-    final: Recipe
 
 
 def run_trial(
@@ -186,10 +169,7 @@ class TrialRun:
         self.started, self.notes = perf_counter(), list(owners.notes)
         data, K, each = owners.data, len(owners.data.classes), [owners.rows(i) for i in range(len(owners.names))]
         self.infeasible = infeasible(len(each), data.task)
-        self.metric = config.metric or ("rmse" if not K else "auc" if K == 2 else "balanced accuracy")
-        if (self.metric in NUMBER_SCORES) != (data.task == "number"):
-            able = ", ".join(NUMBER_SCORES if data.task == "number" else CLASS_SCORES)
-            raise ConfigError(f"metric must be one of {able} for this label, not {self.metric!r}")
+        self.metric = metric_for(config, K)
         self.weights = np.array([_precision(data.y[rows]) if K else float(len(rows)) for rows in each])
         relative = self.metric in ("rmse", "mae")  # owners' errors count by the spread of their numbers
         self.unit_of = np.array([max(float(data.y[rows].std()), 1e-12) if relative else 1.0 for rows in each])
@@ -234,8 +214,7 @@ class TrialRun:
         while True:
             began = perf_counter()
             self._repeat(len(self.folds))
-            alone, federated = self._choose(self.alone), self._choose(self.federated)
-            found = self._evidence(alone, federated)
+            found = self._evidence()
             verdicts = decide(found, self.config.worth)
             settled = "undecided" not in {verdict.decision for verdict in verdicts}
             if len(self.folds) == self.repeats or (settled and len(self.folds) >= FEWEST_REPEATS):
@@ -244,53 +223,97 @@ class TrialRun:
             if self.config.seconds is not None and now - self.started + (now - began) > self.config.seconds:
                 self.notes.append(f"The budget allowed {len(self.folds)} of {self.repeats} repeats.")
                 break
-        return self._result(found, verdicts, alone, federated)
+        return self._result(found, verdicts)
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def _repeat(self, c: int) -> None:
-        """Train all candidates on all folds of the c-th repeat."""
+        """Train all candidates on all folds in the first repeat, and in a later one those that the first chose."""
         self._split(c)
-        folds = self.splits[c]
-        data = [standardized(self.owners, fold.train) for fold in folds]
+        data = [standardized(self.owners, fold.train) for fold in self.splits[c]]
+        if c == 0:
+            for kind in (self.alone, self.federated):
+                self._first(kind, data)
         for kind in (self.alone, self.federated):
-            for number, candidate in enumerate(list(kind.candidates)):
-                if c == 0 and kind is self.federated and number and self._late():
-                    left = [one.text for one in kind.candidates[number:]]
-                    self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
-                    del kind.candidates[number:]
-                    break
-                if kind.failed(number):
-                    continue
-                try:
-                    self._train_into(kind, number, folds, data, c)
-                except MethodError as error:
-                    kind.drop(number)
-                    if len(kind.dropped) == len(kind.candidates):
-                        raise
-                    self.notes.append(f"{candidate.text} is left out: {error}")
-                self.done += 1
-                count = len(self.alone.candidates) + len(self.federated.candidates)
-                self.progress(self.done, count * self.repeats, perf_counter() - self.started)
-        self.alone.mix()
-        self.federated.mix_own(self.owners.data.y, self.owners.owner, self.folds)
+            while not self._chosen(kind, c, data):
+                pass
+
+    def _first(self, kind: Predictions, data: Sequence[Dataset]) -> None:
+        """Train all candidates of one side in the first repeat."""
+        folds = self.splits[0]
+        for number, candidate in enumerate(list(kind.candidates)):
+            if kind is self.federated and number and self._late():
+                left = [one.text for one in kind.candidates[number:]]
+                self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
+                del kind.candidates[number:]
+                break
+            try:
+                if kind is self.alone and not candidate.model and len(self.owners.names) <= PARTNERS:
+                    self._train_for_all(number, folds, data)
+                else:
+                    self._train_into(kind, kind.first, number, range(len(folds)), 0, data)
+            except MethodError as error:
+                self._drop(kind, number, error)
+            self._progress()
+        if kind is self.alone and len(kind.boxes()) > 1:
+            kind.first[MIX] = kind.composed(MIX, kind.first, np.zeros(0))
+        for recipe in [one for one in kind.first if one.mode == JOINT]:
+            mine = replace(recipe, mode=PERSONAL)
+            own, kind.weights[mine] = self._own_weights(kind, recipe, 0)
+            for mixed in (replace(recipe, mode=""), mine):
+                kind.first[mixed] = kind.composed(mixed, kind.first, own)
+
+    def _drop(self, kind: Predictions, number: int, error: MethodError) -> None:
+        kind.drop(number, error)
+        self.notes.append(f"{kind.candidates[number].text} is left out: {error}")
+
+    def _progress(self) -> None:
+        self.done += 1
+        count = len(self.alone.candidates) + len(self.federated.candidates)
+        self.progress(self.done, count + 2 * (self.repeats - 1), perf_counter() - self.started)
+
+    def _chosen(self, kind: Predictions, c: int, data: Sequence[Dataset]) -> bool:
+        """Choose the recipe of each fold of the c-th repeat, and train it unless the first repeat has; False if one
+        could not be trained, and was dropped."""
+        choice, each = self._choice(kind, c), kind.first if c == 0 else {}
+        for number in sorted({number for recipe in choice for number in kind.trained(recipe)}) if c else ():
+            try:
+                ks = [k for k, recipe in enumerate(choice) if number in kind.trained(recipe)]
+                self._train_into(kind, each, number, ks, c, data)
+            except MethodError as error:
+                self._drop(kind, number, error)
+                return False
+        found = np.zeros_like(next(iter(kind.first.values())))
+        for recipe in set(choice):
+            rows, own = np.isin(self.folds[c], [k for k, one in enumerate(choice) if one == recipe]), np.zeros(0)
+            if recipe.mode == PERSONAL:
+                own, _ = self._own_weights(kind, replace(recipe, mode=JOINT), c)
+            found[rows] = kind.composed(recipe, each, own)[rows]
+        kind.choices.append(choice)
+        kind.chosen.append(found)
+        if c:
+            self._progress()
+        return True
 
     def _train_into(
-        self, kind: Predictions, number: int, folds: Sequence[Fold], data: Sequence[Dataset], c: int
+        self,
+        kind: Predictions,
+        into: dict[Recipe, np.ndarray],
+        number: int,
+        ks: Sequence[int],
+        c: int,
+        data: Sequence[Dataset],
     ) -> None:
-        """Train a candidate on all folds of the c-th repeat, and add its predictions."""
-        candidate = kind.candidates[number]
+        """Train a candidate on these folds of the c-th repeat, and set its predictions."""
+        candidate, folds = kind.candidates[number], [self.splits[c][k] for k in ks]
         reads_raw = kind is self.federated and "raw rows" in methods.named(candidate.method).needs
-        of_folds = [self.raw] * len(folds) if reads_raw else data
-        if c == 0 and kind is self.alone and not candidate.model and len(self.owners.names) <= PARTNERS:
-            self._train_for_all(number, folds, data)
-            return
+        of_folds = [self.raw if reads_raw else data[k] for k in ks]
         for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
             for out in outputs:
                 for (rounds, mode), found in out.probabilities.items():
                     recipe = Recipe(number, rounds, mode)
                     for rows, probabilities in zip(fold.test, found, strict=True):
-                        kind.add(recipe, c, rows, probabilities, len(self.owners.owner))
+                        kind.set(into, recipe, rows, probabilities, len(self.owners.owner))
                     if out.ledger is not None:
                         kind.ledgers[recipe] = out.ledger
 
@@ -308,7 +331,8 @@ class TrialRun:
             (found,) = out.probabilities.values()
             for i, (rows, probabilities) in enumerate(zip(parts, found, strict=True)):
                 kind.elsewhere[number][i, rows] = probabilities
-                kind.add(Recipe(number, 0, ""), 0, fold.test[i], probabilities[np.isin(rows, fold.test[i])], shape[1])
+                mine = probabilities[np.isin(rows, fold.test[i])]
+                kind.set(kind.first, Recipe(number, 0, ""), fold.test[i], mine, shape[1])
 
     def _split(self, c: int) -> None:
         """Draw the folds of the c-th repeat, with the shares of classes in their training rows."""
@@ -347,40 +371,52 @@ class TrialRun:
 
     # -- scores ----------------------------------------------------------------------------------------------------
 
-    def _score(self, probabilities: np.ndarray, rows: np.ndarray, c: int) -> float:
-        """The score of these rows of one fold and owner; nan if it is not defined."""
-        if not len(rows):
-            return math.nan
-        labels, priors = self.owners.data.y[rows], self.priors[c][rows]
-        score = contributions(self.metric, labels, told(probabilities[rows]), np.zeros(len(rows)), priors)[0]
-        return float(score / self.unit_of[self.owners.owner[rows[0]]])
-
-    def _choose(self, kind: Predictions) -> Choices:
-        recipes = sorted(recipe for recipe in kind.probabilities if recipe.mode != OWN)
-        scores = np.array(
-            [
-                [
-                    [[self._score(kind.probabilities[recipe][c], rows, c) for rows in fold.test] for fold in of_repeat]
-                    for c, of_repeat in enumerate(self.splits)
-                ]
-                for recipe in recipes
-            ]
-        )
-        of_fold = [[recipes[m] for m in of_repeat] for of_repeat in choose(scores, self.weights)]
-        return Choices(of_fold, recipes[best(scores, self.weights)])
-
-    def _chosen(self, kind: Predictions, choices: Choices) -> np.ndarray:
-        """The probabilities (C, n, K) of the recipes that were chosen without the rows."""
-        found = np.stack([np.zeros_like(each) for each in next(iter(kind.probabilities.values()))])
-        for c, of_repeat in enumerate(choices.of_fold):
-            for k, recipe in enumerate(of_repeat):
-                rows = self.folds[c] == k
-                found[c, rows] = kind.probabilities[recipe][c][rows]
+    def _scores(self, predicted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """The scores (M, K, N) of predictions (M, n, ...) of the first repeat in its K folds, of the rows that are kept
+        (n,); nan where they are not defined."""
+        found = np.full((len(predicted), len(self.splits[0]), len(self.owners.names)), math.nan)
+        for f, fold in enumerate(self.splits[0]):
+            for i, rows in enumerate(fold.test):
+                if len(rows := rows[kept[rows]]):
+                    y, priors = self.owners.data.y[rows], self.priors[0][rows]
+                    found[:, f, i] = scores_of(self.metric, y, predicted[:, rows], priors) / self.unit_of[i]
         return found
 
-    def _evidence(self, alone: Choices, federated: Choices) -> list[Evidence]:
+    def _recipes(self, kind: Predictions) -> tuple[list[Recipe], np.ndarray]:
+        """The recipes to choose from, and their predictions (M, n, ...) in the first repeat."""
+        recipes = sorted(recipe for recipe in kind.first if recipe.mode != OWN)
+        return recipes, told(np.stack([kind.first[recipe] for recipe in recipes]))
+
+    def _choice(self, kind: Predictions, c: int) -> list[Recipe]:
+        """For each fold of the c-th repeat, the best recipe by the first repeat, on the rows that are not in the
+        fold."""
+        recipes, predicted = self._recipes(kind)
+        scores = [self._scores(predicted, self.folds[c] != k) for k in range(len(self.splits[c]))]
+        return [recipes[m] for m in best(np.stack(scores, axis=1), self.weights)]
+
+    def _final(self, kind: Predictions) -> Recipe:
+        """The best recipe by all rows of the first repeat."""
+        recipes, predicted = self._recipes(kind)
+        return recipes[int(best(self._scores(predicted, self.folds[0] >= 0), self.weights))]
+
+    def _own_weights(self, kind: Predictions, recipe: Recipe, c: int) -> tuple[np.ndarray, np.ndarray]:
+        """The weights (n,) of own models in the folds of the c-th repeat, by the first repeat's predictions of other
+        rows; and those (N,) by all rows."""
+        joint, own = kind.first[recipe], kind.first[replace(recipe, mode=OWN)]
+        y, owner, fold = self.owners.data.y, self.owners.owner, self.folds[c]
+        rows, shape = np.flatnonzero(fold >= 0), (int(fold.max()) + 1, len(self.owners.names))
+        place = fold[rows] * shape[1] + owner[rows]
+        sums = [
+            np.bincount(place, losses(y[rows], told((1 - w) * joint[rows] + w * own[rows])), shape[0] * shape[1])
+            for w in WEIGHTS
+        ]
+        count = np.bincount(place, minlength=shape[0] * shape[1]).reshape(shape)
+        of_fold, of_all = personal(np.reshape(sums, (len(WEIGHTS), *shape)), count)
+        return np.where(fold >= 0, of_fold[fold, owner], 0.0), of_all
+
+    def _evidence(self) -> list[Evidence]:
         """The evidence of each owner's predicted rows."""
-        own, shared = self._chosen(self.alone, alone), self._chosen(self.federated, federated)
+        own, shared = np.stack(self.alone.chosen), np.stack(self.federated.chosen)
         folds, priors = np.stack(self.folds), np.stack(self.priors)
         unit = self.folds[0] if self.owners.order is not None else self.owners.unit  # windows of time are units
         found = []
@@ -419,17 +455,16 @@ class TrialRun:
         (out,) = advance([training], together=False)
         return out.ledger or Ledger()
 
-    def _pooled(self, alone: Choices) -> list[float | None]:
+    def _pooled(self, recipe: Recipe) -> list[float | None]:
         """The score of each owner's rows by the best recipe for training alone on the rows of all owners, in the first
         repeat."""
         folds = self.splits[0]
         data = [standardized(self.owners, fold.train) for fold in folds]
-        boxes = [one for n, one in enumerate(self.alone.candidates) if not one.model and not self.alone.failed(n)]
-        wanted = boxes if alone.final == MIX else [self.alone.candidates[alone.final.candidate]]
+        wanted = [self.alone.candidates[number] for number in self.alone.trained(recipe)]
         mean = np.zeros(self.priors[0].shape)
         for candidate in wanted:
             for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
-                key = (alone.final.rounds, alone.final.mode)
+                key = (recipe.rounds, recipe.mode)
                 found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
                 for rows, probabilities in zip(fold.test, found, strict=True):
                     mean[rows] += np.nan_to_num(probabilities) / len(wanted)
@@ -443,17 +478,15 @@ class TrialRun:
 
     # -- the result ------------------------------------------------------------------------------------------------
 
-    def _result(
-        self, found: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], alone: Choices, federated: Choices
-    ) -> TrialResult:
-        best_of_all = federated.final
+    def _result(self, found: Sequence[Evidence], verdicts: Sequence[OwnerVerdict]) -> TrialResult:
+        best_of_all, best_alone = self._final(self.federated), self._final(self.alone)
         method = self.federated.candidates[best_of_all.candidate]
         ledger = self.federated.ledgers.get(best_of_all, Ledger())
         if methods.named(method.method).pooled:
             ledger = self._messages(method)
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
         role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
-        names, pooled = self.owners.names, self._pooled(alone)
+        names, pooled = self.owners.names, self._pooled(best_alone)
         cards = {
             name: OwnerCard(
                 decision=verdict.decision,
@@ -493,9 +526,9 @@ class TrialRun:
             folds=int(self.folds[0].max()) + 1,
             in_time=self.owners.order is not None,
             recipe=_settings(method, best_of_all, self.config.seed, len(names), weights),
-            alone=self.alone.label(alone.final),
-            chosen=_counts(self.federated, federated),
-            chosen_alone=_counts(self.alone, alone),
+            alone=self.alone.label(best_alone),
+            chosen=_counts(self.federated),
+            chosen_alone=_counts(self.alone),
             tried=[candidate.text for candidate in self.federated.candidates],
             not_tried=[name for name in methods.registry() if name not in (*self.infeasible, *tried, ALONE)],
             infeasible=self.infeasible,
@@ -519,14 +552,9 @@ def _settings(
     return found
 
 
-def _counts(kind: Predictions, choices: Choices) -> dict[str, int]:
+def _counts(kind: Predictions) -> dict[str, int]:
     """How often each was chosen, in folds of all repeats."""
-    return dict(Counter(kind.label(recipe) for of_repeat in choices.of_fold for recipe in of_repeat))
-
-
-def told(predicted: np.ndarray) -> np.ndarray:
-    """Probabilities (..., K) as they are; numbers (..., 1) as (...)."""
-    return predicted[..., 0] if predicted.shape[-1] == 1 else predicted
+    return dict(Counter(kind.label(recipe) for of_repeat in kind.choices for recipe in of_repeat))
 
 
 def _precision(labels: np.ndarray) -> float:

@@ -1,10 +1,11 @@
 """Columns of exact linear models: their names, the complete rows of an owner, and the agreement on means and scales.
 
 Columns are numbers, an indicator for each word of a category but the first, and with `owners = "fixed"` an indicator
-for each owner but the first. Rows with a missing value are left out. A number to predict has a mean and a scale too.
+for each owner but the first. Rows with a missing value are left out; or, with `missing = "indicator"`, each column has
+an indicator of its missing values, which count as the mean. A number to predict has a mean and a scale too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +33,11 @@ class LinearConfig(MethodConfig):
     def local_steps_of(self, rows: int) -> None:
         """None: the coordinator computes from sums; owners take no optimizer steps."""
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Sums are of rows at the coefficients that the server sends."""
+        return True
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
@@ -42,12 +48,12 @@ class LinearConfig(MethodConfig):
         return 10
 
 
-def for_number(party: Party[Any]) -> bool:
+def for_number(party: Party[object]) -> bool:
     """Whether the party predicts a number."""
     return party.context.target is not None
 
 
-def time_column(party: Party[Any]) -> int | None:
+def time_column(party: Party[LinearConfig]) -> int | None:
     """The place of the column `time` of the settings, which is no covariate, or None without such a setting."""
     name = getattr(party.cfg, "time", None)
     if name is None:
@@ -59,17 +65,23 @@ def time_column(party: Party[Any]) -> int | None:
     return names.index(name)
 
 
-def labels(party: Party[Any]) -> list[str]:
+def indicated(party: Party[LinearConfig]) -> bool:
+    """Whether missing values have indicators, and no row is left out for them."""
+    return getattr(party.cfg, "missing", "") == "indicator"
+
+
+def labels(party: Party[LinearConfig]) -> list[str]:
     """The names (p,) of all columns but the intercept, constant ones too."""
     names: list[str] = []
     for f, (name, words) in enumerate(zip(party.context.columns, party.context.words, strict=True)):
         if f != time_column(party):
             names += [f"{name}={word}" for word in words[1:]] if words else [name]
+            names += [f"{name} is missing"] * indicated(party)
     fixed = party.cfg.owners == "fixed"
     return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
 
 
-def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
     """The columns (n, p) float64 of rows x (n, ...), NaN where a value is missing: see `labels`. Numbers are the
     decimal ones that were read."""
     raw = decimal(x.flatten(1).float().cpu().numpy())
@@ -78,14 +90,17 @@ def columns(party: Party[Any], x: Tensor) -> np.ndarray:
         if f == left_out:
             continue
         hot = (values[:, None] == np.arange(1, len(words))).astype(np.float64)
-        parts.append(np.where(np.isnan(values)[:, None], np.nan, hot) if words else values[:, None])
+        absent = np.isnan(values)[:, None]
+        parts.append(np.where(absent, np.nan, hot) if words else values[:, None])
+        if indicated(party):
+            parts.append(absent.astype(np.float64))
     if party.cfg.owners == "fixed":
         own = np.arange(1, party.context.parties) == party.context.id
         parts.append(np.repeat(own[None].astype(np.float64), len(raw), axis=0))
     return np.concatenate(parts, axis=1)
 
 
-def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The columns (n, p), what is to be predicted (n,) and the times (n,), 0 without any, of the party's own rows
     without a missing value."""
 
@@ -98,26 +113,27 @@ def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 target.in_unit(y), target.scale * 2.0**-24 * np.maximum(np.abs(y.astype(np.float64)), 2.0**-20)
             )
         time = np.zeros(len(x)) if at is None else raw[:, at]
-        whole = ~(np.isnan(x).any(1) | np.isnan(time) | np.isnan(y))
+        gaps = np.zeros(len(x), bool) if indicated(party) else np.isnan(x).any(1)
+        whole = ~(gaps | np.isnan(time) | np.isnan(y))
         return x[whole], y[whole], time[whole]
 
-    return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)}", make)
+    return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)} {indicated(party)}", make)
 
 
-def measured(party: Party[Any]) -> np.ndarray:
+def measured(party: Party[LinearConfig]) -> np.ndarray:
     """The columns whose means and scales are agreed: those of the complete rows, and a number to predict."""
     x, y, _ = complete(party)
     return np.c_[x, y] if for_number(party) else x
 
 
-def standardized(x: np.ndarray, design: Any) -> np.ndarray:
+def standardized(x: np.ndarray, design: Mapping[str, Any]) -> np.ndarray:
     """An intercept and the columns that are not constant, (n, 1 + p), with mean 0 and s.d. 1 over all owners' rows."""
     use = design["kept"].numpy()
     z = (x[:, use] - design["mean"].numpy()[use]) / design["scale"].numpy()[use]
     return np.concatenate([np.ones((len(x), 1)), z], axis=1)
 
 
-def names(server: Party[Any], design: Any) -> list[str]:
+def names(server: Party[LinearConfig], design: Mapping[str, Any]) -> list[str]:
     """The names of the intercept and of the columns that are not constant."""
     return ["intercept", *(n for n, use in zip(labels(server), design["kept"].tolist(), strict=True) if use)]
 
@@ -125,36 +141,43 @@ def names(server: Party[Any], design: Any) -> list[str]:
 # -- an owner -----------------------------------------------------------------------------------------------------
 
 
-def exponents(party: Any, *, t: int) -> dict[str, Tensor]:
+def exponents(party: Party[LinearConfig], *, t: int) -> dict[str, Tensor]:
     """The complete rows (K,) by class, all rows, those whose number to predict is below 0, and the columns' numbers
-    (p, 256) by exponent, as asked in round t: a node adds up one answer with one set of others only."""
+    (p, 256) by exponent, as asked in round t: a node adds up one answer with one set of others only. With indicators
+    also the rows (p,) that have a value."""
     _, y, _ = complete(party)
+    x = measured(party)
     rows = np.array([len(y)]) if for_number(party) else np.bincount(y, minlength=party.context.classes)
-    found = tensors(rows=rows, exponents=newton.exponents(measured(party)), negative=np.array((y < 0).sum()))
+    found = tensors(rows=rows, exponents=newton.exponents(np.nan_to_num(x)), negative=np.array((y < 0).sum()))
+    if indicated(party):
+        found |= tensors(present=(~np.isnan(x)).sum(0))
     return {**found, "all": party.context.row_count.cpu()}
 
 
-def sums(party: Any, *, exponent: Tensor, rows: int) -> dict[str, Tensor]:
+def sums(party: Party[LinearConfig], *, exponent: Tensor, rows: int) -> dict[str, Tensor]:
     """The sums (p,) of the columns in units of 2^exponent."""
-    return tensors(sums=newton.added(np.ldexp(measured(party), -exponent.numpy()), newton.bits_for(rows)))
+    x = np.nan_to_num(measured(party))
+    return tensors(sums=newton.added(np.ldexp(x, -exponent.numpy()), newton.bits_for(rows)))
 
 
-def squares(party: Any, *, exponent: Tensor, mean: Tensor, rows: int) -> dict[str, Tensor]:
+def squares(party: Party[LinearConfig], *, exponent: Tensor, mean: Tensor, rows: int) -> dict[str, Tensor]:
     """The sums (p,) of squared differences from the means, in units of 4^(exponent + 1)."""
-    apart = np.ldexp(measured(party) - mean.numpy(), -exponent.numpy() - 1)
+    apart = np.ldexp(np.nan_to_num(measured(party) - mean.numpy()), -exponent.numpy() - 1)
     return tensors(sums=newton.added(apart * apart, newton.bits_for(rows)))
 
 
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-def agree(fed: Federation, server: Party[Any], clients: Sequence[int], t: int) -> dict[str, Any]:
+def agree(fed: Federation, server: Party[LinearConfig], clients: Sequence[int], t: int) -> dict[str, Any]:
     """Mean, scale and use of each column, for a number to predict `outcome` (2,), its mean and scale, the rows by
     class, and all rows; {} if an owner's sums are missing."""
     number, K = for_number(server), server.context.classes
     p = len(labels(server)) + number
     whole = Shape("int64")
     expect = {"rows": Shape("int64", 1 if number else K), "exponents": Shape("int64", p, 256)}
+    if indicated(server):
+        expect["present"] = Shape("int64", p)
     counted = fed.total(
         clients,
         "exponents",
@@ -172,13 +195,14 @@ def agree(fed: Federation, server: Party[Any], clients: Sequence[int], t: int) -
     found = fed.total(clients, "sums", shared=shared, expect=of_columns, min_replies=len(clients))
     if found is None:
         return {}
+    present = np.maximum(counted.value["present"].numpy(), 1) if indicated(server) else rows
     unit = 2.0 ** -newton.bits_for(rows)
-    mean = np.ldexp(found.value["sums"].numpy() * unit / rows, exponent)
+    mean = np.ldexp(found.value["sums"].numpy() * unit / present, exponent)
     about = {**shared, **tensors(mean=mean)}
     found = fed.total(clients, "squares", shared=about, expect=of_columns, min_replies=len(clients))
     if found is None:
         return {}
-    scale = np.ldexp(np.sqrt(found.value["sums"].numpy() * unit / rows), exponent + 1)
+    scale = np.ldexp(np.sqrt(found.value["sums"].numpy() * unit / present), exponent + 1)
     use = scale > 1e-9 * np.abs(mean)
     outcome = np.array([mean[-1], scale[-1]]) if number else np.zeros(2)
     end = p - number

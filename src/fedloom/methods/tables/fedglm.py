@@ -12,8 +12,9 @@ L. Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 2012.
               more messages once a step is below 1e-9
 
 Columns are numbers, an indicator for each word of a category but the first, and with `owners = "fixed"` an indicator
-for each owner but the first. Rows with a missing value are left out of the fit. Each row's part of a sum is rounded
-before it is added (`fedloom.methods.tables.newton`), so that the model has the same bits however rows are split.
+for each owner but the first. Rows with a missing value are left out of the fit, or have indicators (`missing`). Each
+row's part of a sum is rounded before it is added (`fedloom.methods.tables.newton`), so that the model has the same bits
+however rows are split.
 
 Messages: sums up; means, scales and coefficients down. A sum over one owner with few rows tells much of them.
 
@@ -22,7 +23,7 @@ Differs:
         coefficients of standardized columns, not intercepts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -44,6 +45,9 @@ class FedGLMConfig(designs.LinearConfig):
     family: Literal["auto", "normal", "poisson"] = "auto"
     """For a number to predict: least squares (auto, normal), or Poisson with the logarithm as link. Classes always have
     a logistic, or softmax, regression."""
+    missing: Literal["leave out", "indicator"] = "leave out"
+    """Whether rows with a missing value are left out, or each column has an indicator of its missing values, which then
+    count as the mean. Indicators that are never, or always, 1 are left out."""
 
 
 @final
@@ -64,14 +68,14 @@ class FedGLMClient(Party[FedGLMConfig]):
         self.design: dict[str, Any] = {}
         self.beta = torch.zeros(predictors(self), 0, dtype=torch.float64)
 
-    def reach(self, *, design: Any, beta: Tensor) -> dict[str, Tensor]:
+    def reach(self, *, design: Mapping[str, Any], beta: Tensor) -> dict[str, Tensor]:
         """The rows (256,) by the exponent of their largest part in `derivatives`."""
         z, y = rows_of(self, design)
         return tensors(rows=newton.reach(newton.largest(family(self), z, y, beta.numpy())))
 
-    def derivatives(self, *, design: Any, beta: Tensor, bits: int) -> dict[str, Tensor]:
+    def derivatives(self, *, design: Mapping[str, Any], beta: Tensor, bits: int) -> dict[str, Tensor]:
         """The log-likelihood, gradient and negative Hessian at the coefficients beta (k, p)."""
-        self.design, self.beta = design, beta
+        self.design, self.beta = dict(design), beta
         z, y = rows_of(self, design)
         return tensors(sums=newton.derivatives(family(self), z, y, beta.numpy(), bits))
 
@@ -117,7 +121,7 @@ class FedGLMServer(Party[FedGLMConfig]):
             )
         beta = torch.zeros(predictors(self), 1 + int(design["kept"].sum()), dtype=torch.float64)
         beta[0, 0] = np.log(mean) if family(self) == "poisson" else 0.0
-        self.design, self.beta = design, beta
+        self.design, self.beta = dict(design), beta
 
     def back(self) -> None:
         """Go half the way back to the last accepted coefficients."""
@@ -181,12 +185,13 @@ def predictors(party: Party[FedGLMConfig]) -> int:
     return max(party.context.classes - 1, 1)
 
 
-def rows_of(party: FedGLMClient, design: Any) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(party: FedGLMClient, design: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """The standardized columns with an intercept (n, p) of the party's complete rows, and what is to be predicted (n,):
     labels, counts, or standardized numbers."""
     x, y, _ = designs.complete(party)
     mean, scale = design["outcome"].tolist()
-    return designs.standardized(x, design), (y - mean) / scale if family(party) == "normal" else y
+    z = designs.standardized(x, design)
+    return np.where(np.isnan(z), 0, z), (y - mean) / scale if family(party) == "normal" else y
 
 
 def round(fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: FedGLMConfig, t: int) -> Iterator[str]:
@@ -236,5 +241,6 @@ METHODS = (
         needs=("raw rows",),
         pooled=True,
         trial_rank=2,
+        trial_variants={"effects of owners": {"owners": "fixed"}},
     ),
 )
