@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_degenerate_tables() -> None:
     assert torch.isfinite(toy.party(0).infer(torch.from_numpy(new))).all()
     every = federation(FEDBOOST, owners(np.full((9, 5), np.nan, np.float32), y[:9], [3, 6]), **SMALL).run(2)
     assert (steps.trees_of(every.server.trees).feature == -1).all()
+
+
+def test_tables_that_are_hard_to_bin_have_one_model_however_they_are_split() -> None:
+    x, y = table(300, seed=6)
+    rng = np.random.default_rng(6)
+    x[:, 0] = rng.choice(np.array([1e38, -3e38, 0, 1e-45], np.float32), 300)
+    x[:, 1] *= np.float32(1e30)
+    x[:, 3] = rng.integers(0, 300, 300)
+    words = ((), (), (), tuple(map(str, range(300))), ())
+    order = np.argsort(y, kind="stable")  # most owners have one class
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = {
+            model(federation(FEDBOOST, owners(x[order], y[order], cuts, words), **SMALL).run(2))
+            for cuts in ([], [1, 2, 5], [100, 100], [50, 100, 150, 200])
+        }
+    assert len(found) == 1
 
 
 def test_a_round_in_which_an_owner_fails_adds_no_trees_and_the_owner_catches_up() -> None:

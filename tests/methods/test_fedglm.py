@@ -15,7 +15,7 @@ from fedloom.core.message import digest
 from fedloom.methods.tables import newton
 from fedloom.methods.tables.inference import estimates
 from fedloom.methods.tables.long_sums import decimal
-from tests.methods.tables import federation, owners, splits
+from tests.methods.tables import federation, of_numbers, owners, splits
 
 FEDGLM = methods.find("fedglm")
 WORDS = ((), (), ("a", "b", "c"), ())
@@ -135,6 +135,9 @@ def test_columns_without_unique_coefficients_are_refused() -> None:
         fitted(x, y, [100])
     with pytest.raises(MethodError, match="no row is complete"):
         fitted(np.full_like(x, np.nan), y, [100])
+    same = of_numbers(owners(x, y, [100], WORDS), np.ones(200, np.float32))
+    with pytest.raises(MethodError, match="the same in all complete rows"):
+        federation(methods.find("fedglm"), same).run(1)
 
 
 def test_exponents_bound_all_numbers() -> None:

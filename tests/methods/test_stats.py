@@ -103,6 +103,15 @@ def test_small_counts_are_hidden_and_so_is_what_would_tell_them() -> None:
     assert numbers.rows[2][3:8] == (1, 0, 1, 1, 1)
 
 
+def test_the_largest_numbers_of_float32_have_statistics() -> None:
+    x, y = rows()
+    x[:, 0] *= np.float32(3e31)  # about 3e37
+    pooled = pd.Series(x[:, 0].astype(float))
+    numbers, _ = tables(x, y, CUTS)
+    assert column(numbers, "Mean")[0] == pytest.approx(pooled.mean(), rel=1e-14)
+    assert column(numbers, "S.d.")[0] == pytest.approx(pooled.std(), rel=1e-12)
+
+
 def test_parts_of_a_sum_are_exact() -> None:
     x = np.array([1e30, -1e30, 3.5, -(2.0**-40), 1e-5])
     found = parts(x, -60, 5)

@@ -87,9 +87,18 @@ class Growth:
         return self._draw is not None
 
     @property
-    def cells(self) -> int:
-        """The bins of the asked nodes' columns, all together."""
-        return int(self._layout.widths[self.columns].sum())
+    def sizes(self) -> np.ndarray:
+        """(m,) the bins of each asked node's columns, all together."""
+        sizes: np.ndarray = self._layout.widths[self.columns].sum(1)
+        return sizes
+
+    @property
+    def bits(self) -> np.ndarray:
+        """(m,) uint8 the bits of the number of rows in each asked node, 31 for roots, whose rows are not known."""
+        if self._sums is None:
+            return np.full(len(self.asked), 31, np.uint8)
+        bits: np.ndarray = np.frexp(self._criterion.rows(self._sums[:, self.asked]))[1].astype(np.uint8)
+        return bits
 
     def answer(self, hist: np.ndarray) -> None:
         """Take the summed histograms (S, N) of the asked nodes, one node's bins after the other's, and split."""

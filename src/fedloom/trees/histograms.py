@@ -70,6 +70,28 @@ def unbundled(words: np.ndarray, n: int, most: int) -> np.ndarray:
     return each.ravel()[:n]
 
 
+def bundled_by(counts: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Counts (K, N) as words int64 of as many as fit, whose sums over owners have the `bits` (N,) of their cell."""
+    parts = [bundled(counts[:, bits == b].ravel(), 2**b - 1) for b in np.unique(bits).tolist()]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def bundles_by(kinds: int, bits: np.ndarray) -> int:
+    """The words of counts (kinds, N): see `bundled_by`."""
+    sizes = zip(*(x.tolist() for x in np.unique(bits, return_counts=True)), strict=True)
+    return sum(bundles(kinds * n, 2**b - 1) for b, n in sizes)
+
+
+def unbundled_by(words: np.ndarray, kinds: int, bits: np.ndarray) -> np.ndarray:
+    """The sums (kinds, N) int64 of counts in sums of words: see `bundled_by`."""
+    out, start = np.empty((kinds, len(bits)), np.int64), 0
+    for b, n in zip(*(x.tolist() for x in np.unique(bits, return_counts=True)), strict=True):
+        end = start + bundles(kinds * n, 2**b - 1)
+        out[:, bits == b] = unbundled(words[start:end], kinds * n, 2**b - 1).reshape(kinds, n)
+        start = end
+    return out
+
+
 def cells_of(bins: np.ndarray, layout: Bins) -> np.ndarray:
     """The cell (n, F) int32 of each value from its bin (n, F): `Bins.starts` and the bin."""
     cells: np.ndarray = bins + layout.starts.astype(np.int32)

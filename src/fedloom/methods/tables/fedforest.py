@@ -38,7 +38,7 @@ from fedloom.trees import forest
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import MOST_COPIES, PARTS, copies
 from fedloom.trees.growth import Growth
-from fedloom.trees.histograms import class_histograms, two_in_one
+from fedloom.trees.histograms import bundled_by, class_histograms, two_in_one
 from fedloom.trees.losses import of_numbers
 from fedloom.trees.model import Trees
 from fedloom.trees.splits import Gini, Squares
@@ -99,18 +99,21 @@ class FedForestClient(Party[FedForestConfig]):
         steps.catch_up(self, first, trees)
 
     def histograms(
-        self, *, numbers: Tensor, bits: int, exponent: int, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor
+        self, *, numbers: Tensor, unit: Any, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor, bits: Any = None
     ) -> Any:
-        """The drawn rows of each class, or the sums of the number to predict and the drawn rows, by bin in the asked
-        nodes and columns, two in one word."""
+        """The drawn rows of each class by bin in the asked nodes and columns, in words with the `bits` (m,) of each
+        node; or the sums of the number to predict and the drawn rows, two in one word."""
         own = steps.binned(self)
-        y = whole(own.y, bits, exponent) if self.context.target else own.y
+        y = whole(own.y, **unit) if self.context.target else own.y
         if not len(splits["node"]):
             drawn = [copies(own.bins, y, number, self.context.seed) for number in numbers.tolist()]
             self.drawn, self.node = torch.from_numpy(np.stack(drawn)), steps.roots(len(drawn), len(own.y))
         steps.move(self, splits)
         found = sums_of(self, y, self.drawn.numpy(), self.node.numpy(), asked.numpy(), tree.numpy(), columns.numpy())
-        return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
+        if bits is None:
+            return {"sums": torch.from_numpy(two_in_one(found.ravel()))}
+        cells = own.layout.widths[columns.numpy()].sum(1)
+        return {"sums": torch.from_numpy(bundled_by(found, np.repeat(bits.numpy(), cells)))}
 
     def learn(self, *, trees: Any) -> None:
         """Add the grown trees to the model."""
@@ -233,8 +236,8 @@ def round(
             return
         owners, scale = counted.ids, scale_of(counted.value["rows"].numpy())
     trees = growth(cfg, steps.layout_of(server.layout), server.context.stream("columns", t), number)
-    shared: dict[str, Tree] = {"numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot), **scale}
-    if not steps.grow(fed, owners, trees, 2 if number else server.context.classes, shared):
+    shared: dict[str, Tree] = {"numbers": torch.arange(t * cfg.lot, (t + 1) * cfg.lot), "unit": {**scale}}
+    if not steps.grow(fed, owners, trees, 2 if number else server.context.classes, shared, counts=not number):
         return
     news = grown(trees, scale, number)
     learned = fed.call(owners, "learn", shared={"trees": steps.trees_tree(news)}, expect=None)

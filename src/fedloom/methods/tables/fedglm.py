@@ -202,6 +202,8 @@ def round(fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: Fe
         design = designs.agree(fed, server, clients, t)
         if not design:
             return
+        if family(server) == "normal" and not design["outcome"][1] > 0:
+            raise MethodError("the number to predict is the same in all complete rows: there is nothing to fit")
         server.begin(design)
     all_of_them, (k, p) = len(clients), server.beta.shape
     design = {name: server.design[name] for name in ("mean", "scale", "kept", "outcome", "rows")}

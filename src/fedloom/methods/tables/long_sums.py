@@ -7,12 +7,12 @@ import numpy as np
 
 WORD = 36
 """Bits of each part of a row's number; 2^26 rows of them stay below 2^62."""
-LOWEST, PARTS = -60, 4
+LOWEST, PARTS = -60, 6
 """The unit of an exact sum of numbers, as power of 2, and the parts of a row's number."""
-LOWEST_SQUARE, PARTS_SQUARE = -120, 10
+LOWEST_SQUARE, PARTS_SQUARE = -120, 11
 """The same for squares."""
 BITS, BITS_SQUARE = 215, 397
-"""Bits of a sum in these units: of 2^26 numbers below 2^126."""
+"""Bits of a sum in these units: of 2^26 float32 numbers."""
 
 
 def parts(x: np.ndarray, lowest: int, count: int) -> np.ndarray:

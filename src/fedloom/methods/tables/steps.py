@@ -289,8 +289,9 @@ def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
     words of a category, and 0 for numbers."""
     found = [np.empty(0, np.int64)]
     for values, size in zip(own_columns(party).T, sizes.tolist(), strict=True):
-        known = values[~np.isnan(values)].astype(np.int64)
-        found += [np.bincount(known[known < size], minlength=size)] if size else []
+        if size:
+            known = values[~np.isnan(values)].astype(np.int64)
+            found.append(np.bincount(known[known < size], minlength=size))
     return tensors(rows=np.concatenate(found))
 
 
@@ -400,28 +401,42 @@ def agree(fed: Federation, server: Party[TreesConfig], clients: Sequence[int]) -
     return Bins(tuple(edges), np.array(sizes, bool))
 
 
-def grow(fed: Federation, owners: tuple[int, ...], trees: Growth, statistics: int, shared: dict[str, Tree]) -> bool:
+def grow(
+    fed: Federation,
+    owners: tuple[int, ...],
+    trees: Growth,
+    statistics: int,
+    shared: dict[str, Tree],
+    counts: bool = False,
+) -> bool:
     """Grow trees level by level, from the owners' sums of this many statistics; False if an owner was lost, as the
     owners of a tree must stay the same.
 
     The message of a level has the last splits, and the nodes whose histograms are asked, with their columns if they
-    are drawn.
+    are drawn, and the bits of their numbers of rows if the statistics are `counts`.
     """
     while len(trees.asked):
         asked = {"asked": trees.asked.astype(np.int32), "tree": trees.tree.astype(np.int32)}
         if trees.draws:
             asked["columns"] = trees.columns.astype(np.int16)
-        size = statistics * trees.cells
+        if counts:
+            asked["bits"] = trees.bits
+        room, size = np.repeat(trees.bits, trees.sizes), statistics * int(trees.sizes.sum())
+        words = histograms.bundles_by(statistics, room) if counts else -(-size // 2)
         found = fed.total(
             owners,
             "histograms",
             shared={**shared, "splits": splits_tree(trees.splits), **tensors(**asked)},
-            expect={"sums": Shape("int64", -(-size // 2))},
+            expect={"sums": Shape("int64", words)},
             min_replies=len(owners),
         )
         if found is None:
             return False
-        trees.answer(histograms.untwined(found.value["sums"].numpy(), size).reshape(statistics, -1))
+        sums = found.value["sums"].numpy()
+        if counts:
+            trees.answer(histograms.unbundled_by(sums, statistics, room))
+        else:
+            trees.answer(histograms.untwined(sums, size).reshape(statistics, -1))
     return True
 
 
