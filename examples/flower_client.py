@@ -1,29 +1,35 @@
-"""A Flower client as a fedloom party: your `NumPyClient` trains, fedloom averages, compares and reports.
+"""A Flower ClientApp as a fedloom party: your app trains, fedloom averages, compares and reports.
 
-Replace `FlowerClient` by your own, which takes a network and a list of batches.
+Replace `app` by your own (`from my_app.client_app import app`), and the line in which it loads its rows by `ROWS[...]`.
+Its `context.state` is new in every round.
 """
 
-import torch
+from time import time
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import optim
 from torch.nn import functional as F
 
 from fedloom import Method, MethodConfig, Party
 from fedloom.core.message import Shape
 from fedloom.core.optim import SGD
 
+ROWS = {}  # the network and the batches of each client, by its partition-id
+app = ClientApp()
 
-class FlowerClient:  # as in Flower's PyTorch quickstart: (flwr.client.NumPyClient)
-    def __init__(self, net, batches, lr):
-        self.net, self.batches, self.lr = net, batches, lr
 
-    def fit(self, parameters, config):
-        state = {k: torch.tensor(v) for k, v in zip(self.net.state_dict(), parameters, strict=True)}
-        self.net.load_state_dict(state)
-        optimizer = torch.optim.SGD(self.net.parameters(), lr=self.lr)
-        for x, y in self.batches:
-            optimizer.zero_grad()
-            F.cross_entropy(self.net(x), y).backward()
-            optimizer.step()
-        return [v.numpy() for v in self.net.state_dict().values()], len(self.batches), {}
+@app.train()
+def train(msg, context):  # as in Flower's PyTorch quickstart
+    net, batches = ROWS[context.node_config["partition-id"]]
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    optimizer = optim.SGD(net.parameters(), lr=msg.content["config"]["lr"])
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    examples = MetricRecord({"num-examples": sum(len(y) for _, y in batches)})
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": examples}), reply_to=msg)
 
 
 class Config(MethodConfig):
@@ -45,10 +51,13 @@ class Client(Party[Config]):
         self.network(self.context.build(), SGD(self.cfg.lr))
 
     def update(self, *, t, weights):
-        batches = list(self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size))
-        client = FlowerClient(self.context.build(), batches, self.cfg.lr)
-        arrays, _, _ = client.fit([w.numpy() for w in weights.values()], {"server_round": t + 1})
-        return {"weights": dict(zip(weights, map(torch.from_numpy, arrays), strict=True)), "rows": self.row_count}
+        me = self.context.id
+        ROWS[me] = self.context.build(), list(self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size))
+        sent = {"arrays": ArrayRecord(weights), "config": ConfigRecord({"lr": self.cfg.lr, "server-round": t + 1})}
+        order = Metadata(0, "", 0, me, "", str(t + 1), created_at=time(), ttl=3600.0, message_type="train")
+        message = Message(RecordDict(sent), metadata=order)
+        reply = app(message, Context(0, me, {"partition-id": me, "num-partitions": 0}, RecordDict(), {}))
+        return {"weights": dict(reply.content["arrays"].to_torch_state_dict()), "rows": self.row_count}
 
     def prepare(self, *, eval_mode, broadcast):
         self.params = broadcast["weights"]
@@ -73,16 +82,5 @@ def round(fed, server, clients, cfg, t):
     yield "round"
 
 
-METHODS = (
-    Method(
-        "flower-client",
-        "A Flower client",
-        "of Flower",
-        "example",
-        Config,
-        round,
-        Client,
-        Server,
-        needs=("one network",),
-    ),
-)
+ABOUT = ("flower-client", "A Flower ClientApp", "of Flower", "example")
+METHODS = (Method(*ABOUT, Config, round, Client, Server, needs=("one network",)),)

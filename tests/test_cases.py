@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shlex
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from tests.toy import Toy
 
 CASES = Path(__file__).parents[1] / "examples" / "cases"
 TABLE = runpy.run_path(str(CASES / "table.py"))
+REBUILD = runpy.run_path(str(CASES / "rebuild.py"))
+PAGES = sorted((CASES.parents[1] / "docs" / "cases").glob("*.md"))
 
 
 @pytest.mark.parametrize("file", sorted(CASES.glob("*.toml")), ids=lambda f: f.stem)
@@ -54,6 +57,8 @@ def test_differences_are_paired_by_seed_and_averaged_over_clients() -> None:
     seeds, clients = (TABLE["difference"](a, b, 0.0, over) for over in ("seeds", "clients"))
     assert seeds.mean == pytest.approx(2.0) == clients.mean
     assert seeds.low == pytest.approx(2 - 4.303 * 1 / 3**0.5, abs=1e-3)  # differences 2, 3 and 1
+    both = TABLE["difference"](a, b, 0.0, "seeds", 2)
+    assert both.low == pytest.approx(2 - 6.205 * 1 / 3**0.5, abs=1e-3)  # Bonferroni: t at 1 - 0.025 / 2
 
 
 def test_seconds_are_of_rounds_and_shared_in_lockstep_and_auc_is_of_own_rows() -> None:
@@ -79,12 +84,19 @@ def test_a_case_makes_its_table_and_picture(
     assert {name: sorted(results) for name, results in found.items()} == {"alone": [0, 1, 2], "pooled": [0, 1, 2]}
     monkeypatch.setattr("sys.argv", ["table.py", "out", "--picture", "a.svg"])
     TABLE["main"]()
-    assert "| pooled |" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "| pooled |" in table
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
-
-
-REBUILD = runpy.run_path(str(CASES / "rebuild.py"))
-PAGES = sorted((CASES.parents[1] / "docs" / "cases").glob("*.md"))
+    for module in (REBUILD["archive"], TABLE["main"]):
+        monkeypatch.setitem(module.__globals__, "ARCHIVE", tmp_path)
+    REBUILD["archive"](tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    monkeypatch.setattr("sys.argv", ["table.py", "out"])
+    TABLE["main"]()
+    assert capsys.readouterr().out == table
+    monkeypatch.setattr("sys.argv", ["table.py", "out", "--corrected", "--only", "pooled"])
+    TABLE["main"]()
+    assert "corrected for 1" in capsys.readouterr().out
 
 
 def test_a_page_is_rebuilt_by_one_command() -> None:
@@ -102,6 +114,25 @@ def test_rebuilt_tables_are_of_a_command_on_the_page(page: Path) -> None:
     folders = {words[words.index("--out") + 1] for words in REBUILD["commands"](text) if "--out" in words}
     for options, table in REBUILD["tables"](text):
         assert options.split()[0] in folders and table.count("\n") > 3
+
+
+@pytest.mark.parametrize("archive", sorted((CASES / "archive").glob("*.json")), ids=lambda file: file.stem)
+def test_tables_and_pictures_are_those_of_the_archive(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each table of a page, and its picture, is what table.py makes of the archived runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "cases").mkdir(parents=True)
+    found = 0
+    for page in PAGES:
+        for options, table in REBUILD["tables"](page.read_text(encoding="utf-8")):
+            words = shlex.split(options)
+            if words[0] == f"runs/{archive.stem}":
+                assert REBUILD["printed"](words) == table, page
+                found += 1
+    assert found
+    for picture in (tmp_path / "docs" / "cases").glob("*.svg"):
+        assert picture.read_text() == (PAGES[0].parent / picture.name).read_text()
 
 
 @pytest.mark.parametrize("name", ["adult", "credit"])

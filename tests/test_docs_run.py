@@ -1,7 +1,8 @@
 """Every command and snippet of the README and the docs is executed, page by page, with one round on small data.
 
 The blocks of a page run from top to bottom in one folder, so that later ones find what earlier ones wrote. `NOT_RUN`
-lists the lines that a test of one process cannot run; `tests/test_docs.py` parses these, too.
+lists the lines that a test of one process cannot run; `tests/test_docs.py` parses these, too. Pages in `AT_NIGHT` are
+marked slow: what they say is understood with every change (`tests/test_docs.py`), and run every night.
 """
 
 from __future__ import annotations
@@ -226,7 +227,22 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     DONE.add(command)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "method", "peers", "sweep", "trackers"}
+AT_NIGHT |= {"trust-weighted", "vertical", "vertical-trees"}
+"""Pages that take several CPU seconds, and are not where a new user begins; all cases, too."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=pytest.mark.slow if page.stem in AT_NIGHT or page.parent.name == "cases" else (),
+        )
+        for page in PAGES
+    ],
+)
 def test_commands_and_snippets_run(page: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     name = str(page.relative_to(ROOT))
     for file, content in FILES.get(name, {}).items():

@@ -1,11 +1,14 @@
 """Rebuild the tables and the picture of a case's page: run its commands, and print its tables anew.
 
     python examples/cases/rebuild.py adult
+    python examples/cases/rebuild.py adult --archived    # from examples/cases/archive; nothing is run
 
 A table of docs/cases/NAME.md that is rebuilt follows a line `<!-- table.py runs/NAME OPTIONS -->`. The commands that
-start with `fedloom run` on the page are run first, so the folders that they name must not exist yet.
+start with `fedloom run` on the page are run first, so the folders that they name must not exist yet. What tables need
+of their runs is then written to examples/cases/archive/NAME.json.
 """
 
+import json
 import re
 import runpy
 import shlex
@@ -18,6 +21,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGES = HERE.parents[1] / "docs" / "cases"
+ARCHIVE = HERE / "archive"
+ENVIRONMENT = ("fedloom", "commit", "python", "torch", "numpy", "processor", "started")
 TABLE = re.compile(r"(<!-- table\.py (?P<options>.+?) -->\n+)(?P<table>(?:\|.*\n)+)")
 
 
@@ -48,12 +53,22 @@ def printed(options: Sequence[str]) -> str:
     return out.getvalue()
 
 
+def archive(folder: Path) -> None:
+    """Write what tables need of a folder's runs, with the versions and processor of the first of them."""
+    table = runpy.run_path(str(HERE / "table.py"))
+    made = json.loads(next(iter(sorted(folder.rglob("environment.json")))).read_text())
+    head = json.dumps({key: made[key] for key in ENVIRONMENT})[:-1]
+    rows = ",\n".join(json.dumps(run, ensure_ascii=False, separators=(",", ":")) for run in table["records"](folder))
+    (ARCHIVE / f"{folder.name}.json").write_text(f'{head}, "runs": [\n{rows}\n]}}\n', encoding="utf-8")
+
+
 def main() -> None:
-    """Run the case, and write its page; pictures are written where the options say."""
+    """Run the case, and write its archive and its page; pictures are written where the options say."""
     path = PAGES / f"{sys.argv[1]}.md"
     page = path.read_text(encoding="utf-8")
-    for words in commands(page):
+    for words in [] if "--archived" in sys.argv else commands(page):
         subprocess.run([sys.executable, "-m", "fedloom", *words], check=True)
+        archive(Path(words[words.index("--out") + 1]))
     path.write_text(rebuilt(page, printed), encoding="utf-8")
 
 

@@ -265,7 +265,9 @@ class ClaimTest:
         )
         room = self._headroom(part)
         goal = abs(printed) if printed is not None and not self.stand_in else claim.by or RELEVANT
-        doubtful = decision.verdict not in ("reproduced", UNTESTED) and decision.why != OPPOSITE
+        # The other side needs no row above it if it is as far away as the effect.
+        opposite = decision.why == OPPOSITE and abs(float(np.mean(differences))) >= goal
+        doubtful = decision.verdict not in ("reproduced", UNTESTED) and not opposite
         if doubtful and room is not None and room < goal:
             unit = self.unit
             above = f"no row is more than {unit.number(max(0.0, room), goal)}{unit.apart} above"
@@ -374,8 +376,8 @@ class ClaimTest:
         low = part[1] if claim.rule == "more" else part[0]
         if claim.rule == "within" or claim.than or claim.times != 1 or self.unit.name != "%" or not low[1]:
             return None
-        auc = self.metric.metric.name.casefold() == "auc"
-        if not auc and any(found.chance(column, self.metric) is None for _, column in low[1]):
+        measured = self.metric.metric.name.casefold()
+        if measured != "auc" and ("accuracy" not in measured or "discriminator" in measured):
             return None
         tops = [self._known((row, column) for row in found.rows) for _, column in low[1]]
         return float(np.mean([max(top) for top in tops])) - float(np.mean([*self._mean(low).values()]))

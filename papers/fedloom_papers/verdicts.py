@@ -51,7 +51,7 @@ RULES = (
     "a network is not above always predicting the most frequent class, or the bed has no headroom.",
     "Headroom: smaller, not reproduced and not seen need a row of the same table, such as an oracle trained on all "
     "rows, that is at least the effect above the lower side of the claim: the printed one on the paper's data, or 2 "
-    "points.",
+    "points. So does the other side of a claim, unless it is as far from zero as the effect.",
     "The plain 95 % interval decides. Whether to run more seeds is decided by a wider one: the planned seeds are the "
     "first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a further look, which spends "
     "half of the rest. Within a table, Holm's correction keeps the error rate of all its verdicts together at 5 %.",

@@ -69,7 +69,8 @@ def test_the_paper_s_own_difference_is_the_metric(made: Made) -> None:
     found = claims(made, near, columns=("α = 5",), rule="less")
     assert found.printed == pytest.approx(-2.25) and found.verdict == "reproduced"
     assert found.found == "−2.1\u00a0points (−2.5 to −1.8), printed −2.2"
-    less = claims(made, near, columns=("α = 5",), rule="less", printed=-5.0)
+    room = {**near, ("Large", "α = 5"): [20, 20, 20]}
+    less = claims(made, room, columns=("α = 5",), rule="less", printed=-5.0)
     assert (less.verdict, less.printed) == ("smaller than printed", -5.0)
     none = claims(made, near, columns=("α = 5",), rule="less", metric="own accuracy")
     assert none.printed is None
@@ -112,6 +113,7 @@ def test_a_difference_of_differences(made: Made) -> None:
 
 def test_a_claim_about_each_of_several_needs_all(made: Made) -> None:
     numbers = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [15, 15.2, 15])
+    numbers |= {("Large", column): [99.0] * 3 for column in ("α = 5", "α = 0.1")}
     low, high = "Local @ α = 5", "Local @ α = 0.1"
     both = claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, high))
     assert both.verdict == "not reproduced" and both.seeds == pytest.approx({0: -1, 1: -1.1, 2: -1.2})
@@ -199,6 +201,10 @@ def test_without_headroom_nothing_can_be_seen(made: Made) -> None:
         assert check_claim(claim, planted(made, {**mid, **oracle}, chance=0.1)).verdict == verdict
     opposite = table([40, 40.1, 40.2], [40, 40.1, 40.2], [50, 50.2, 50.1], [50, 50.2, 50.1])
     assert check_claim(claim, planted(made, opposite, chance=0.1)).verdict == "not reproduced"
+    slightly = table([49, 49.1, 49.2], [49, 49.1, 49.2], [50, 50.2, 50.1], [50, 50.2, 50.1])
+    for known in (0.1, None):  # whether or not the archive has the accuracy of the most frequent class
+        one = check_claim(claim, planted(made, slightly, chance=known))
+        assert (one.verdict, one.gate) == (UNTESTED, "headroom"), "a row below all others shows no effect of 2 points"
 
 
 def test_on_other_data_a_claim_is_seen_or_not_and_the_printed_effect_is_not_shown(made: Made) -> None:

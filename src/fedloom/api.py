@@ -305,7 +305,7 @@ class CompareResult(dict[str, Any]):
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each method: mean and standard deviation over seeds of the main metric; the reference minus the
-        method, with the ends of its 95 % interval; bytes and seconds of a run.
+        method, with the ends of its 95 % interval; bytes and seconds of a run. A method that diverged has no seeds.
 
         Example:
             >>> found.to_frame()["seeds"].tolist()
@@ -321,6 +321,7 @@ class CompareResult(dict[str, Any]):
             costs = {"sent": m.bytes.sent, "received": m.bytes.down, "seconds": m.seconds}
             row = {"method": m.name, str(found.metric): one.mean, "s.d.": one.std_over_seeds, "seeds": len(m.seeds)}
             rows.append({**row, **lead, **costs})
+        rows += [{"method": name, "seeds": 0} for name in found.without_result]
         return _pandas().DataFrame(rows)
 
     def to_latex(self) -> str:
@@ -527,7 +528,8 @@ def compare(
 ) -> CompareResult:
     """Execute several methods and seeds on identical splits; returns the content of `comparison.json`.
 
-    Each of its `differences` has the 95 % `interval` of the mean over seeds, if there are several.
+    Each of its `differences` has the 95 % `interval` of the mean over seeds, if there are several. A method that
+    diverges is `left_out` with its reason; the others finish.
 
     Example:
         >>> both = compare(["fedavg", "local"], clients=2, models="linear", iterations=2, data={"test_rows": 50})

@@ -456,6 +456,18 @@ def test_an_empty_coreset(policy: str, expected: list[int]) -> None:
     assert peer.choose(here=here, open=True).nonzero().flatten().tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("top", "expected"), [(1, [2]), (2, [2, 3]), (9, [1, 2, 3])])
+def test_a_fixed_number_of_the_likeliest(top: int, expected: list[int]) -> None:
+    """They are among those who are here, whatever θ is."""
+    peer = Toy(AFIND_PLUS, 4, threshold="top", top=top).party(0)
+    p = torch.tensor([0.0, 0.2, 0.5, 0.3], dtype=torch.float64)
+    peer.neighbours = {**peer.neighbours, "p": p, "theta": torch.tensor(0.9, dtype=torch.float64)}
+    here = torch.tensor([False, True, True, True])
+    assert peer.choose(here=here, open=False).nonzero().flatten().tolist() == expected
+    without = torch.tensor([False, True, False, True])
+    assert 2 not in peer.choose(here=without, open=False).nonzero().flatten().tolist()
+
+
 def test_rounds_that_ask_again_ask_everybody_or_some() -> None:
     toy = Toy(AFIND_PLUS, 6, **PLAIN, explore_every=2, tau=1.5, upsilon=0.02).run(3)
     assert [_asked(toy, t) for t in (0, 2)] == [30, 30]

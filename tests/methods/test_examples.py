@@ -87,11 +87,26 @@ def test_scaffold_is_that_written_by_hand(batched: bool) -> None:
     assert max(float(c.abs().max()) for c in control.values()) > 1e-2  # the correction is not idle
 
 
-def test_a_flower_client_learns_as_a_party_and_gives_the_same_bits_on_both_engines() -> None:
+@pytest.fixture(params=["flower_client", "pfllib_client"])
+def page(request: pytest.FixtureRequest) -> Path:
+    """An example that adapts another framework's client; PFLlib's is a stand-in of its shape, as it is no package."""
+    if request.param == "flower_client":
+        pytest.importorskip("flwr")
+    return EXAMPLES / f"{request.param}.py"
+
+
+@pytest.mark.filterwarnings("ignore:Protobuf gencode")
+def test_a_client_of_another_framework_is_federated_averaging_by_hand(page: Path) -> None:
+    toy = Toy(methods.load(page), batch_size=8, lr=0.05).run(2)
+    assert toy.server is not None
+    assert close(toy.server.weights, fedprox_by_hand(toy, 0.0, 0.05, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Protobuf gencode")
+def test_a_client_of_another_framework_gives_the_same_bits_on_both_engines(page: Path) -> None:
     import fedloom
 
-    page = str(EXAMPLES / "flower_client.py")
-    small: dict[str, Any] = {"clients": 3, "models": "mlp", "rounds": 4, "params": {"epochs": 2}}
-    results = [fedloom.run(page, engine=name, evaluate={"points": 1}, **small) for name in ("local", "isolated")]
+    small: dict[str, Any] = {"clients": 3, "models": "mlp", "rounds": 2, "params": {"epochs": 2}}
+    results = [fedloom.run(str(page), engine=name, evaluate={"points": 1}, **small) for name in ("local", "isolated")]
     assert results[0].summary["state_sha256"] == results[1].summary["state_sha256"]
-    assert results[0].accuracy > 0.3 and results[0].summary["warnings"] == []
+    assert results[0].accuracy > 0.2 and results[0].summary["warnings"] == []

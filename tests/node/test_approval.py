@@ -19,6 +19,7 @@ from fedloom.experiment.plan.build import build, resolve
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.methods import registry, steps
+from fedloom.protect.accountant import epsilon
 from fedloom.remote import payload
 from fedloom.remote.certs import CertificateAuthority, fingerprint, write
 from fedloom.remote.credentials import Credentials
@@ -187,6 +188,28 @@ def test_the_summary_of_a_private_and_of_a_secure_run_differ(own: Hosts, tmp_pat
     assert "Only as part of a secure sum." in text and "Sums are of at least 5 of b, c, d, e, node." in text
     assert "Privacy: weights by this node's noise, δ = 1e-05" in text and "at most ε = 3 at δ = 1e-05" in text
     assert "Weakness W6" in text and "W1" not in text
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.0])
+def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: Hosts, tmp_path: Path) -> None:
+    public = rows(tmp_path / "p.csv", 50, 9, labels=False)
+    params = {"batch_size": 100, "epochs": 1, "dp": {"unit": "rows", "sigma": sigma}}
+    kind = run(method="fedavg", models={"pool": ["linear"]}, params=params)
+    ask, text = own({"public": public}), for_nodes(build(kind, PrivateData(public=public))).model_dump_json()
+    ask.refused("open", opening(text))
+    shown = approval.waiting(folder(ask), RUN).text
+    (line,) = [line for line in shown.splitlines() if line.startswith("This run's own ε")]
+    assert "for weights, with 60 training rows. All else is sent without noise" in line
+    decided(ask)
+    ask("open", opening(text))
+    party: Any = ask.host._node_runs[RUN].party
+    assert len(party.data) == 60
+    for t in range(3):
+        weights = {k: torch.zeros_like(v) for k, v in party.params.items()}
+        ask("do", doing(t, ask.host, round=t, shared={"t": t, "weights": weights}))
+    spent = epsilon(ask.host.budget.spent("wards").all_releases(), 1e-5)
+    claimed = float(line.split("at most ")[1].split()[0])
+    assert spent <= claimed <= spent + 0.001
 
 
 def test_the_numbers_of_a_model_are_those_that_are_sent(own: Hosts) -> None:

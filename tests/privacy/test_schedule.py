@@ -122,8 +122,31 @@ def test_nodes_that_were_taught_something_else_have_another_past_until_they_go_b
         record.take(2, 0, "distil", -1, taught, 1, again=False)
         records.append(record)
     a, b, c = records
-    assert a.past == c.past != b.past == CallRecord(tmp_path / "b", ["predict"]).past
+    assert a.past(1) == c.past(1) != b.past(1) == CallRecord(tmp_path / "b", ["predict"]).past(1)
     for record in records:
         record.back(0)
         record.take(5, 0, "local_train", -1, "t0", 1, again=False)
-    assert a.past == b.past == c.past
+    assert a.past(1) == b.past(1) == c.past(1)
+
+
+def test_a_sum_that_was_begun_and_dropped_is_part_of_the_past(tmp_path: Path) -> None:
+    """Steering by sums: a coordinator asks nodes apart in a sum that never opens, and then all of them the same."""
+
+    def asked(name: str, how: str, brief: tuple[str, ...]) -> CallRecord:
+        (tmp_path / name).mkdir()
+        record = CallRecord(tmp_path / name, brief)
+        record.take(1, 0, "update", -1, how, 1, again=False)
+        return record
+
+    for brief, number in (((), 0), (("update",), 1)):  # what a party keeps of a sum; and sums that stand alone
+        a, b = asked(f"a{number}", "weights", brief), asked(f"b{number}", "crafted", brief)
+        assert a.past(0) != b.past(0)  # of a further sum in the round
+        assert (a.past(1) == b.past(1)) == bool(brief)
+        assert a.past(0, call=1) == b.past(0, call=1) == CallRecord(tmp_path).past(0)  # before the sum itself
+        for record in (a, b):
+            record.take(2, 1, "update", -1, "same", 1, again=False)
+        assert (a.past(1, call=2) == b.past(1, call=2)) == bool(brief)
+        for record in (a, b):  # a number that is used again after that hides no earlier call
+            record.back(1)
+            record.take(1, 1, "update", -1, "same", 1, again=False)
+        assert (a.past(1, call=1) == b.past(1, call=1)) == bool(brief)

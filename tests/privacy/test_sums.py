@@ -116,7 +116,7 @@ def take(those: list[SumKeeper], sum_name: str, shared: Any, lost: tuple[str, ..
     for one in those:
         others = [name for name in names if name != one._own]
         step(one, "deliver", others, [sealed[other][one._own] for other in others])
-        request = {**call, "expect": spell(expect), "mask": {"sum": sum_name, "weight": "rows"}}
+        request = {**call, "call": 0, "expect": spell(expect), "mask": {"sum": sum_name, "weight": "rows"}}
         one.masked({"w": torch.ones(3), "rows": torch.tensor(4)}, request, shared)
     arrived = [one for one in those if one._own not in lost]
     signatures = {one._own: step(one, "agree", [n._own for n in arrived], [])[1][0] for one in arrived}
@@ -201,12 +201,12 @@ def test_the_coordinator_leaves_out_a_node_that_most_nodes_do_not_add_with(tmp_p
     def summed(run: int, count: int, gone: str = "", steered: int = 0) -> tuple[Any, set[str]]:
         sessions: Any = [Session(one) for one in keepers(tmp_path, 6, quarantine=2)[:count]]
         for session in sessions[:steered]:
-            session.keeper._past = lambda: "another distil"
+            session.keeper._past = lambda round, call: "another distil"
 
         async def run_masked(session: Any, mask: Any) -> TaskResults:
             if session.name == gone:
                 return TaskResults([Failure("unreachable")])
-            request = {"round": run, "method": "update", "expect": spell(expect), "mask": mask}
+            request = {"round": run, "method": "update", "call": run, "expect": spell(expect), "mask": mask}
             reply = {"w": torch.ones(3), "rows": torch.tensor(4)}
             return TaskResults([session.keeper.masked(reply, request, {"t": run})])
 

@@ -261,6 +261,7 @@ def _work(
         content = result.summary if experiment.compare is None else found
         shown = {"folder": str(folder), "verdict": line(found), **content}
         print_plain(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
+        _exit_if_left_out(found)
         return
     unseen = experiment.run.data.unseen
     show_comparison(found, out, unseen if isinstance(unseen, tuple) else ())
@@ -278,6 +279,13 @@ def _work(
     written("report", _report(found, folder, experiment.compare is not None))
     for path in papers:
         written("paper", path)
+    _exit_if_left_out(found)
+
+
+def _exit_if_left_out(found: dict[str, Any]) -> None:
+    """Exit with status 1 if a run diverged or failed: the comparison lacks it."""
+    if found.get("left_out"):
+        raise typer.Exit(1)
 
 
 def _report(found: dict[str, Any], folder: Path, several: bool) -> Path:

@@ -88,7 +88,13 @@ def digest(tree: Tree) -> str:
 
 def map_tensors(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     """The tree with `fn` applied to its tensors; tuples become lists, as in a message."""
-    return zip_tensors(lambda nodes: fn(nodes[0]), [tree])
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(fn, child) for key, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [map_tensors(fn, child) for child in tree]
+    return tree
 
 
 def zip_tensors(fn: Callable[[list[Tensor]], Tensor], trees: Sequence[Tree]) -> Tree:
@@ -108,13 +114,23 @@ def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:
 
 def check_finite(tree: Tree) -> None:
     """Raise MessageError ("not finite at 'logits'", without values) unless all floats and float tensors are finite."""
-    for path, leaf in leaves(tree):
-        finite = not isinstance(leaf, float) or math.isfinite(leaf)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            x = leaf.detach()  # a sum is several times faster than isfinite, but may overflow on finite terms
-            finite = math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
-        if not finite:
-            raise MessageError(f"not finite {at(path)}")
+    if not _finite(tree):
+        path = next(path for path, leaf in leaves(tree) if not _finite(leaf))
+        raise MessageError(f"not finite {at(path)}")
+
+
+def _finite(node: Any) -> bool:
+    """Whether all floats and float tensors are finite."""
+    if isinstance(node, Tensor):
+        if not node.is_floating_point():
+            return True
+        x = node.detach()  # a sum is several times faster than isfinite, but may overflow on finite terms
+        return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
+    if isinstance(node, dict):
+        return all(map(_finite, node.values()))
+    if isinstance(node, list | tuple):
+        return all(map(_finite, node))
+    return not isinstance(node, float) or math.isfinite(node)
 
 
 def check_like(node: Any, want: Any, path: str = "") -> None:

@@ -329,7 +329,9 @@ class Engine(AbstractContextManager["Engine"]):
         return Task(party, method, shared, each, fault, seed, call[0])
 
 
-def run_task(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:
+def run_task(
+    party: Party[object], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone
+) -> Tree | Failure:
     """Run one task with its resolved `arguments`; the party's reply, or a failure, which leaves its state unchanged.
     `keep` copies the network's memory before its first change."""
     if task.fault == "dropout":
@@ -358,7 +360,7 @@ def run_task(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep:
     return disturbed(reply, task.fault)
 
 
-def bound(party: Party[Any], method: str) -> Callable[..., Tree]:
+def bound(party: Party[object], method: str) -> Callable[..., Tree]:
     """The evaluation, or else the party's method, of this name. Raises MethodError if there is none, or messages may
     not call it."""
     if method in EVALUATIONS:
@@ -428,7 +430,7 @@ def refusal(task: Task, arguments: Mapping[str, Tree], error: MessageError) -> F
     raise error
 
 
-def names(parties: Iterable[tuple[int, type[Party[Any]]]]) -> dict[int, str]:
+def names(parties: Iterable[tuple[int, type[Party[object]]]]) -> dict[int, str]:
     """The ledger name of each party, its role and id: `client-3`."""
     return {i: f"{kind.ROLE or kind.__name__.lower()}-{i}" for i, kind in parties}
 

@@ -49,6 +49,10 @@ class MethodError(FedloomError):
     """A method page breaks its contract with the core."""
 
 
+class TrainingDiverged(MethodError):
+    """Predictions or replies are not finite; the text says which, and what to lower."""
+
+
 class NotReady(MethodError):
     """A party cannot reply yet, for example because it was absent when training began; the call leaves it out."""
 

@@ -72,7 +72,7 @@ class Restorable(Protocol):
 
 
 def predictions(
-    party: Party[Any],
+    party: Party[object],
     *,
     on: str,
     eval_mode: str = "",
@@ -91,7 +91,7 @@ def predictions(
 
 
 def score(
-    party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+    party: Party[object], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, Tree]:
     """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as there. Those of
     numbers are of `number_score`.
@@ -125,7 +125,7 @@ def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
 
 
 def exact_scores(
-    party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+    party: Party[object], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, float]:
     """The number of rows and their scores: the accuracy and those of `fedloom.core.scores.scored`, or those of
     `fedloom.core.task.number_scores` in the number's unit; arguments as in `predictions`.
@@ -140,14 +140,14 @@ def exact_scores(
     return {"rows": len(y), "accuracy": float((p.argmax(1) == y).mean()), **scored(y, p)}
 
 
-def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tensor]:
+def predictions_alone(party: Party[object], *, on: str) -> dict[str, Tensor]:
     """The classes (n,) that a passive party predicts alone on the test rows named `on`."""
     if not isinstance(party, PredictsAlone):
         raise MethodError(f"{type(party).__name__} cannot predict alone; define alone()")
     return {"predicted": party.alone(party.infer(party.context.tests[on].every)).argmax(-1)}
 
 
-def contribution(party: Party[Any], *, on: str) -> Tree:
+def contribution(party: Party[object], *, on: str) -> Tree:
     """A passive party's contribution to the joint prediction of the test rows named `on`: zeros for those it lacks."""
     if not isinstance(party, PassiveParty):
         raise MethodError(f"{type(party).__name__} cannot contribute to joint predictions; define contribution()")
@@ -158,7 +158,7 @@ def contribution(party: Party[Any], *, on: str) -> Tree:
     return map_tensors(lambda x: x * present.view(-1, *[1] * (x.dim() - 1)), found)
 
 
-def decide(server: Party[Any] | None, contributions: Mapping[int, Any]) -> Tensor:
+def decide(server: Party[object] | None, contributions: Mapping[int, Any]) -> Tensor:
     """The active party's logits (n, K) from all parties' contributions."""
     if not isinstance(server, ActiveParty):
         raise MethodError(f"{type(server).__name__} cannot predict from contributions; define decide()")
@@ -174,6 +174,6 @@ EVALUATIONS: Final[Mapping[str, Callable[..., Tree]]] = {
 """The evaluations that an engine runs at a party, by name. No method of a page may have one of these names."""
 
 
-def _labels(party: Party[Any], on: str) -> Tensor:
+def _labels(party: Party[object], on: str) -> Tensor:
     rows = party.context.tests[on]
     return rows.y(torch.arange(len(rows), device=party.context.device))

@@ -48,7 +48,7 @@ class Faults(BaseModel):
 
     @property
     def _probabilities(self) -> dict[str, float]:
-        return {name: value for name, value in self if isinstance(value, float)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, float)}
 
     def mislabels(self, party: int) -> bool:
         """Whether this client trains on false labels."""

@@ -80,6 +80,8 @@ class Guarantee:
         note: the clients' note of a round in which they release it.
         epsilon: ε of a client, from the values of this note in all rounds that have one.
         by_server: whether the server adds the noise.
+        planned: the values of this note that a party has after so many rounds at most, for an ε before the run; None if
+            they are not known before.
     """
 
     message: str
@@ -88,6 +90,7 @@ class Guarantee:
     note: str
     epsilon: Callable[[Sequence[float]], float]
     by_server: bool = False
+    planned: Callable[[Party[Any], int], Sequence[float]] | None = None
 
 
 class MethodConfig(BaseModel):
@@ -141,6 +144,13 @@ class MethodConfig(BaseModel):
         """The fewest parties whose replies a secure sum must have with these settings, at a party with this context; 0
         for those that every sum needs. A node signs no smaller sum."""
         return 0
+
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Whether a reply that enters a secure sum depends on rows and arguments alone, and not on the arguments of
+        sums in earlier rounds. If it does not, nodes that were asked differently in a sum, or missed one, have no sum
+        together until all go back to a checkpoint."""
+        return False
 
     @property
     def exchanges(self) -> bool:
@@ -230,9 +240,9 @@ class Method:
     family: str
     config: type[MethodConfig]
     round: Round
-    client: type[Party[Any]]
-    server: type[Party[Any]] | None = None
-    black_box: type[Party[Any]] | None = None
+    client: type[Party[MethodConfig]]
+    server: type[Party[MethodConfig]] | None = None
+    black_box: type[Party[MethodConfig]] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     setting: Setting = "horizontal"
@@ -257,7 +267,7 @@ class Method:
             if (setting := NEEDS[need][0]) != self.setting:
                 raise MethodError(f"method {self.name} is {self.setting}; only {setting} methods may need {need!r}")
 
-    def party_at(self, context: ClientContext) -> type[Party[Any]]:
+    def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""
         return self.black_box if self.black_box is not None and context.black_box is not None else self.client
 

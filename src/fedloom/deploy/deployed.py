@@ -227,7 +227,7 @@ def _check_order(orders: Mapping[int, str], own: str | None) -> None:
         )
 
 
-def embedded(party: Party[Any], on: str) -> Tensor:
+def embedded(party: Party[object], on: str) -> Tensor:
     """A party's embeddings (n, d) of the test rows named `on`, as the active party receives them."""
     found = contribution(party, on=on)
     if not isinstance(found, Tensor) or found.dim() != 2:
@@ -235,12 +235,12 @@ def embedded(party: Party[Any], on: str) -> Tensor:
     return found
 
 
-def exported(party: Party[Any]) -> dict[str, Any]:
+def exported(party: Party[object]) -> dict[str, Any]:
     """The state of a party that is used after training."""
     return {name: value for name, value in party.state().items() if name in party.EXPORT}
 
 
-def _restore(party: Party[Any], state: Any) -> None:
+def _restore(party: Party[object], state: Any) -> None:
     """Give a party the state of its folder, if it has the form that the party exports.
 
     Raises:

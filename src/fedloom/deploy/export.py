@@ -204,19 +204,19 @@ def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
     return found[0], found[1]
 
 
-def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
+def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[object]]:
     """The parties as they were after the last round, by number; None is the active party."""
     assert plan.server is not None
     active, *others = states  # the active party's comes first, then by number
     plan.server.load(states[active])
-    parties: dict[int | None, Party[Any]] = {}
+    parties: dict[int | None, Party[object]] = {}
     for m in contributors:
         parties[m] = plan.clients[m]()
         parties[m].load(states[others[m]])
     return {**parties, None: plan.server}
 
 
-def _content(plan: RunPlan, m: int | None, party: Party[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _content(plan: RunPlan, m: int | None, party: Party[object]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """A party's exported tensors, and its `InputSpec`; None for the active party."""
     state = {"state": exported(party)}
     if m is None or plan.data.parties is None:
@@ -228,7 +228,10 @@ def _content(plan: RunPlan, m: int | None, party: Party[Any]) -> tuple[dict[str,
 
 
 def _verify(
-    folder: Path, parties: Mapping[int | None, Party[Any]], sent: Mapping[int, torch.Tensor], trust: Sequence[str]
+    folder: Path,
+    parties: Mapping[int | None, Party[object]],
+    sent: Mapping[int, torch.Tensor],
+    trust: Sequence[str],
 ) -> int:
     """Compare the folders' predictions with the predictions of the run's parties; return the number of test rows."""
     rows = 0

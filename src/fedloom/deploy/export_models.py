@@ -117,7 +117,7 @@ class _Shared:
         self.same = True
         self._first: dict[str, Tensor] | None = None
 
-    def add(self, party: Party[Any], broadcast: Mapping[str, Tree]) -> None:
+    def add(self, party: Party[object], broadcast: Mapping[str, Tree]) -> None:
         """Compare the next client with the first."""
         with party.scratch():
             party.prepare(eval_mode="", broadcast=broadcast)
@@ -132,7 +132,7 @@ def _write(
     data: Dataset,
     i: int,
     name: str,
-    party: Party[Any],
+    party: Party[object],
     mode: str,
     broadcast: Mapping[str, Tree],
     done: int,
@@ -173,7 +173,7 @@ def _write(
     return len(x)
 
 
-def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[Any], done: int, staging: Path) -> int:
+def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[object], done: int, staging: Path) -> int:
     """As `_write`, for a party whose model are trees."""
     rows = party.context.tests.get("test") or party.context.tests["own"]
     x = rows.x(torch.arange(min(ROWS, len(rows))))

@@ -18,7 +18,7 @@ _KNOWN = {"inf", "nan", "NoneType", "torch", "device", "pytree", "fx_pytree", "g
 class _Traced:
     """A party whose network is replaced by a module to trace; its methods and state are the party's."""
 
-    def __init__(self, party: Party[Any], network: nn.Module) -> None:
+    def __init__(self, party: Party[object], network: nn.Module) -> None:
         self.cfg, self.context, self._kind = party.cfg, party.context, type(party)
         self.net = SimpleNamespace(infer=lambda x, **_: network(x), module=network)
         self.params, self.buffers = dict(network.named_parameters()), dict(network.named_buffers())
@@ -34,7 +34,7 @@ class _Traced:
 class _Inference(nn.Module):
     """The predictions of a party whose page overrides `infer`, as a module that can be traced."""
 
-    def __init__(self, party: Party[Any]) -> None:
+    def __init__(self, party: Party[object]) -> None:
         super().__init__()
         self.network = party.net.module
         self._party = _Traced(party, self.network)
@@ -45,7 +45,7 @@ class _Inference(nn.Module):
         return out
 
 
-def traced(party: Party[Any]) -> fx.GraphModule:
+def traced(party: Party[object]) -> fx.GraphModule:
     """The network of a party, or its predictions where its page overrides `infer`, as a traced module.
 
     Raises:

@@ -113,15 +113,14 @@ class TreeNetwork(nn.Module):
         return torch.cat([torch.zeros_like(s), s], 1) if OUTPUTS == 1 else s
 
 
-def has_trees(party: Party[Any]) -> bool:
+def has_trees(party: Party[object]) -> bool:
     """Whether a party's model are trees."""
     return "trees" in party.STATE
 
 
-def is_joint(party: Party[Any]) -> bool:
+def is_joint(party: Party[object]) -> bool:
     """Whether a party's trees are the same at all owners."""
-    cfg = party.cfg
-    return not (getattr(cfg, "mix", 0) or cfg.owner_column or getattr(cfg, "own_trees", 0))
+    return not any(getattr(party.cfg, name, 0) for name in ("mix", "owner_column", "own_trees"))
 
 
 def own_of(party: Any) -> Trees | None:

@@ -58,7 +58,7 @@ class RowPool:
 class PartySpec:
     """The specification of one party, with numbers in place of its row sets."""
 
-    kind: Callable[[Any, ClientContext], Party[Any]]
+    kind: Callable[[Any, ClientContext], Party[object]]
     cfg: Any
     context: ClientContext
     rows: Mapping[str, int]  # by the names of `_row_sets`
@@ -78,7 +78,7 @@ class PartyBundler:
     """Bundles any of the parties for a worker, again if they must move. Raises EngineError if a builder is not
     `partial(party class, config, context)`."""
 
-    def __init__(self, builders: Mapping[int, Callable[[], Party[Any]]]) -> None:
+    def __init__(self, builders: Mapping[int, Callable[[], Party[object]]]) -> None:
         self._parts = {i: _parts(builder) for i, builder in builders.items()}
         by_party = [[rows for _, rows in _row_sets(context)] for _, _, context in self._parts.values()]
         self._rows = list({id(r): r for sets in by_party for r in sets}.values())

@@ -28,7 +28,7 @@ class Shard:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._parties: dict[int, Party[Any]] = {}
+        self._parties: dict[int, Party[object]] = {}
         self._arena: Arena | None = None
         self._device = "cpu"
         self._common: dict[int, Rows] = {}

@@ -19,6 +19,7 @@ from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import Batches, ClientContext, PublicSet, Rows, Sample, epoch_plan, sample_plan
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.core.task import Classes, Number, Task
 from fedloom.engines._vmap_network import NotBatchable, PaddedBatches, Uneven, VmapNetwork
@@ -27,7 +28,7 @@ from fedloom.engines._vmap_network import NotBatchable, PaddedBatches, Uneven, V
 def run_vmapped(
     memory: Tensor,
     rows: Sequence[int],
-    parties: Sequence[Party[Any]],
+    parties: Sequence[Party[object]],
     method: str,
     shared: Mapping[str, Tree],
     each: Sequence[Mapping[str, Tree]],
@@ -58,7 +59,7 @@ def run_vmapped(
         nonlocal changed
         notes: dict[str, Tensor | float] = {}
         cfg, optimizer = parties[0].cfg, network.optimizer
-        if numbers:
+        if numbers and isinstance(cfg, MethodConfig):
             cfg = cfg.model_copy(update={k: x[me_].float() for k, x in numbers.items()})
         if rates:
             optimizer = replace(optimizer, **{k: x[me_] for k, x in rates.items()})  # type: ignore[type-var]

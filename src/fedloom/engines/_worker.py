@@ -27,7 +27,7 @@ class Shared:
     """Objects that parent and workers share, created before the first fork. The buffers are the parent's for all
     workers, then one written by each worker, then the parent's for each worker."""
 
-    parties: Mapping[int, Party[Any]]
+    parties: Mapping[int, Party[object]]
     arena: Arena
     buffers: Sequence[SharedBuffer]
     workers: int
@@ -76,7 +76,7 @@ class _Worker:
         facts["answer"] = len(answer)
         return facts, (answer, own)
 
-    def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
+    def _answer(self, party: Party[object], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
         """The encoded reply; empty after a failure, or if the reply stays in the outbox."""
         head = self._common(order)
         each = self._read(*order["each"]) or {}

@@ -58,7 +58,7 @@ class BatchedEngine(LocalEngine):
 
     def __init__(
         self,
-        parties: Iterable[Party[Any]],
+        parties: Iterable[Party[object]],
         *,
         chunk_size: int | None = None,
         everything: bool = True,
@@ -89,7 +89,7 @@ class Batcher:
         groups: for each party that can be batched, its group and its row there.
     """
 
-    def __init__(self, parties: Mapping[int, Party[Any]], *, chunk_size: int | None, everything: bool) -> None:
+    def __init__(self, parties: Mapping[int, Party[object]], *, chunk_size: int | None, everything: bool) -> None:
         self._parties, self._chunk_size, self._everything = dict(parties), chunk_size, everything
         self._remarks: dict[str, None] = {}  # an ordered set
         self._same = SameContent()
@@ -290,7 +290,7 @@ def _signature(tree: Any) -> Any:
     return (type(tree), tree) if plain else id(tree)
 
 
-def _alike(parties: Mapping[int, Party[Any]]) -> list[list[int]]:
+def _alike(parties: Mapping[int, Party[object]]) -> list[list[int]]:
     """The numbers of the parties in groups that can be batched."""
     configs = {id(p.cfg): _numberless(p.cfg) for p in parties.values()}
     groups: dict[Any, list[int]] = {}
@@ -334,11 +334,11 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
     )
 
 
-def _rows(party: Party[Any]) -> int:
+def _rows(party: Party[object]) -> int:
     return 0 if party.context.data is None else len(party.context.data)
 
 
-def _footprint(party: Party[Any]) -> int:
+def _footprint(party: Party[object]) -> int:
     """An estimate of the bytes that a party takes in a call: state, its copy, gradients, and outputs of layers."""
     sizes: list[int] = []
     rows = party.context.data or (party.context.public and party.context.public.rows)

@@ -28,14 +28,14 @@ class LocalEngine(Engine):
 
     def __init__(
         self,
-        parties: Iterable[Party[Any]],
+        parties: Iterable[Party[object]],
         *,
         seed: int = 0,
         faults: Faults | None = None,
         memory: int | None = None,
     ) -> None:
         self._arena = None if memory is None else Arena(memory)
-        self._parties: dict[int, Party[Any]] = {}
+        self._parties: dict[int, Party[object]] = {}
         for party in parties:
             self._parties[party.context.id] = party
             if self._arena is not None:
@@ -120,7 +120,7 @@ class IsolatedEngine(LocalEngine):
     NAME = "isolated"
 
     def __init__(
-        self, builders: Sequence[Callable[[], Party[Any]]], *, seed: int = 0, faults: Faults | None = None
+        self, builders: Sequence[Callable[[], Party[object]]], *, seed: int = 0, faults: Faults | None = None
     ) -> None:
         super().__init__((build() for build in builders), seed=seed, faults=faults)
         self._builders = dict(zip(self.ids, builders, strict=True))

@@ -94,7 +94,7 @@ class LockstepEngine(LocalEngine):
     """The parties of one run, whose calls a lane makes together with the calls of the other runs."""
 
     def __init__(
-        self, parties: Iterable[Party[Any]], lane: Lane[Any], *, seed: int = 0, faults: Faults | None = None
+        self, parties: Iterable[Party[object]], lane: Lane[Any], *, seed: int = 0, faults: Faults | None = None
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
         self.enter(lane)
@@ -105,7 +105,7 @@ class LockstepEngine(LocalEngine):
         lane.engine = self
 
     @property
-    def parties(self) -> dict[int, Party[Any]]:
+    def parties(self) -> dict[int, Party[object]]:
         """The parties by their numbers among the parties of all runs."""
         return {self._lane.number * STRIDE + i: party for i, party in self._parties.items()}
 

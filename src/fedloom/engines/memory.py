@@ -54,7 +54,7 @@ class Arena:
         self._slabs: dict[bool, _Slab] = {}  # the current slab on disk (True) and in memory (False)
         self.spilled: dict[int, _SwapSlot] = {}
 
-    def adopt(self, party: Party[Any]) -> None:
+    def adopt(self, party: Party[object]) -> None:
         """Move a party's state into memory if the budget has room for it, else onto disk. Raises ConfigError if the
         disk has no room for it, or it is on another device than the CPU."""
         network = party._network
@@ -80,7 +80,7 @@ class Arena:
                 getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
     @contextlib.contextmanager
-    def swapped_in(self, party: Party[Any]) -> Iterator[None]:
+    def swapped_in(self, party: Party[object]) -> Iterator[None]:
         """A context in which all of a party's state is in memory."""
         slot = self.spilled.get(party.context.id)
         if slot is None:
@@ -92,7 +92,7 @@ class Arena:
         finally:
             self._swap_out(party)
 
-    def state(self, party: Party[Any]) -> dict[str, Tree]:
+    def state(self, party: Party[object]) -> dict[str, Tree]:
         """A party's state, from memory or disk."""
         slot = self.spilled.get(party.context.id)
         if slot is None:
@@ -100,7 +100,7 @@ class Arena:
         stored = slot.read()
         return {name: stored[name] if name in stored else getattr(party, name) for name in party.state_names}
 
-    def _swap_out(self, party: Party[Any]) -> None:
+    def _swap_out(self, party: Party[object]) -> None:
         """Store a party's state outside its network, and release all pages."""
         slot, own = self.spilled[party.context.id], party.own_state()
         if own:
@@ -111,7 +111,7 @@ class Arena:
             slot.length = len(data)
         self.release(party)
 
-    def release(self, party: Party[Any]) -> None:
+    def release(self, party: Party[object]) -> None:
         """Release the memory of a party on disk without storing its state. For forks, whose parent stores it."""
         slot = self.spilled.get(party.context.id)
         if slot is None:
@@ -144,7 +144,7 @@ class Arena:
         return block
 
 
-def swapped_in(arena: Arena | None, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
+def swapped_in(arena: Arena | None, party: Party[object]) -> contextlib.AbstractContextManager[None]:
     """A context in which all of a party's state is in memory, whether or not an arena holds it."""
     return contextlib.nullcontext() if arena is None else arena.swapped_in(party)
 

@@ -56,7 +56,7 @@ class RayEngine(Engine):
 
     def __init__(
         self,
-        builders: Sequence[Callable[[], Party[Any]]],
+        builders: Sequence[Callable[[], Party[object]]],
         *,
         ids: Sequence[int],
         workers: int,

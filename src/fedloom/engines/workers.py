@@ -55,7 +55,7 @@ class WorkersEngine(Engine):
 
     def __init__(
         self,
-        parties: Iterable[Party[Any]],
+        parties: Iterable[Party[object]],
         *,
         workers: int,
         seed: int = 0,
@@ -65,7 +65,7 @@ class WorkersEngine(Engine):
         if workers < 1:
             raise ConfigError(f"engine.workers must be at least 1, not {workers}")
         self._arena = Arena(memory)
-        self._parties: dict[int, Party[Any]] = {}
+        self._parties: dict[int, Party[object]] = {}
         for party in parties:
             self._place(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
@@ -75,7 +75,7 @@ class WorkersEngine(Engine):
         self._buffers = [SharedBuffer() for _ in range(1 + 2 * count)]
         self._pool = WorkerPool(Shared(self._parties, self._arena, self._buffers, count))
 
-    def _place(self, party: Party[Any]) -> None:
+    def _place(self, party: Party[object]) -> None:
         i = party.context.id
         if party.context.device != "cpu":
             raise ConfigError(

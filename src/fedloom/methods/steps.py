@@ -14,7 +14,7 @@ step size α for all compared methods, at clients that took part in training and
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import torch
 from pydantic import AfterValidator, Field
@@ -118,7 +118,13 @@ def set_weights(party: Party[object], weights: Mapping[str, Any]) -> None:
     party.params = {**party.params, **weights}
 
 
-def broadcast(server: Any) -> dict[str, Tree]:
+class GlobalWeights(Protocol):
+    """A server with one set of weights, by name, that all clients receive."""
+
+    weights: dict[str, Tensor]
+
+
+def broadcast(server: GlobalWeights) -> dict[str, Tree]:
     """The hook `broadcast` of a server with global `weights`."""
     return dict(server.weights)
 

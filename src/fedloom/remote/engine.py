@@ -21,6 +21,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, EngineError, Messa
 from fedloom.core.faults import Faults
 from fedloom.core.fixed_point import size
 from fedloom.core.message import Template, Tree
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Note, Party
 from fedloom.core.templates import spell
 from fedloom.engines.local import LocalEngine
@@ -65,7 +66,7 @@ class NetEngine(Engine):
     def __init__(
         self,
         nodes: Mapping[int, str],
-        colocated: Sequence[Party[Any]],
+        colocated: Sequence[Party[MethodConfig]],
         names: Mapping[int, str],
         *,
         config: str,

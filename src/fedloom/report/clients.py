@@ -31,7 +31,8 @@ def clients_of_run(run: Run) -> PageSection:
         series.append(Dots("own class mix", s.own.over(s.clients)[order], HOLLOW))
         if s.task == "classes":
             caption += " The own class mix weights test rows by the classes of a client's training rows."
-    ends = f"{fmt.metric(np.nanmin(each), share)} to {fmt.metric(np.nanmax(each), share)}"
+    known = each[order]  # empty if training diverged at every client
+    ends = f"{fmt.metric(known.min(), share)} to {fmt.metric(known.max(), share)}" if len(known) else fmt.NONE
     alt = f"{fmt.capital(noun)} of each client, {ends}."
     return _section(run, order, series, alt, caption)
 

@@ -65,6 +65,7 @@ def latex(found: Comparison) -> str:
         pair = "--" if d is None or d.mean is None else _interval(d.mean, d.per_seed, score)
         sent = fmt.size(m.bytes.sent, "~")
         lines.append(f"    {latex_escaped(m.name)}{key} & {shown} & {pair} & {sent} \\\\")
+    lines += [f"    {latex_escaped(name)} & {how} & -- & -- \\\\" for name, how in found.without_result.items()]
     return "\n".join(
         (
             r"% needs \usepackage{booktabs}; written by fedloom " + __version__,

@@ -246,7 +246,7 @@ def dots(
         return chart(slug, alt, lines, across="clients by rank", width=width, joined=joined)
     labels = [fmt.shortened(name, 20 if width == "small" else 30) for name in names]
     beside = len(series) < 3
-    sides = {"left": 24 + 6.3 * max(map(len, labels)), "right": 54 if beside else 24, "top": 6, "bottom": 32}
+    sides = {"left": 24 + 6.3 * max(map(len, labels), default=0), "right": 54 if beside else 24, "top": 6, "bottom": 32}
     figure, axes = canvas(WIDTHS[width], 38 + (26 if beside else 30) * len(names), **sides)
     rows = np.arange(len(names))
     reach = 0.0 if beside else 0.28  # so that dots do not overlap

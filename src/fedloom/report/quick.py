@@ -62,6 +62,7 @@ def comparison_card(found: Comparison, verdict: str) -> str:
         one = (m.scores if found.joint else m.accuracies)[found.metric]
         shown = fmt.spread(one.mean, one.std_over_seeds, score.share)
         rows.append([m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)])
+    rows += [[name, how, fmt.NONE, fmt.NONE, fmt.NONE] for name, how in found.without_result.items()]
     lines = [] if found.joint else [conclusion(d) for d in found.differences]
     return html_card(verdict, [*lines, *found.remarks], ["method", score.title, "seeds", "sent", "time"], rows)
 

@@ -117,6 +117,9 @@ def methods_table(found: Comparison, titles: Mapping[Metric, str]) -> PageTable:
         row += [PageCell(fmt.size(count), fmt.exact_bytes(count)) for count in sizes]
         row += cells(fmt.duration(m.seconds), fmt.whole(m.failures))
         rows.append(row)
+    for lost, how in found.without_result.items():
+        row = cells(lost, *([NONE] if presets else []), how)
+        rows.append([*row, *cells(*[NONE] * (len(columns) - len(row)))])
     title = fmt.capital(main.noun)
     caption = "Predictions of the active party on the test rows" if found.joint else f"{title} on the global test set"
     caption = f"{title} by test rows" if not found.joint and len(titles) > 1 else caption

@@ -1,8 +1,9 @@
 """What an owner computes for a tree: sums of integers by node and bin, and the node of each row."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,8 @@ from fedloom.trees.exact import MOST_BITS
 
 PAIRS: Final = 2**17
 """Pairs of a row and a tree that are counted at once."""
+MANY: Final = 2**28
+"""Values that a process has gone through when compiled loops become worth their loading, which takes a second."""
 BLOCK: Final = 2**15 - 1
 """Rows whose sums fit one word: see `packed`."""
 COUNT: Final = 15
@@ -68,10 +71,26 @@ def unbundled(words: np.ndarray, n: int, most: int) -> np.ndarray:
 
 
 def cells_of(bins: np.ndarray, layout: Bins) -> np.ndarray:
-    """The cell (n, F) of each value from its bin (n, F): `Bins.starts` and the bin."""
-    kind = np.uint16 if layout.cells <= 2**16 else np.int32
-    cells: np.ndarray = bins.astype(kind) + layout.starts.astype(kind)
+    """The cell (n, F) int32 of each value from its bin (n, F): `Bins.starts` and the bin."""
+    cells: np.ndarray = bins + layout.starts.astype(np.int32)
     return cells
+
+
+_seen = 0
+
+
+def _loops(values: int) -> ModuleType | None:
+    """The compiled loops, if they are installed and the process has gone through many values, with these."""
+    global _seen
+    _seen += values
+    return _compiled() if _seen >= MANY else None
+
+
+@cache
+def _compiled() -> ModuleType | None:
+    from fedloom.trees import compiled
+
+    return compiled if compiled.INSTALLED else None
 
 
 def gradient_histograms(
@@ -96,16 +115,24 @@ def gradient_histograms(
     """
     found = []
     for t, mine in _by_tree(tree):
-        slots = mine.stop - mine.start
-        slot = _place(node[t], asked[mine])
-        rows = np.flatnonzero(slot >= 0)
-        everything, total = len(rows) == len(slot), np.zeros(1, np.int64)
-        for first in range(0, max(len(rows), 1), BLOCK):
-            which = rows[first : first + BLOCK]
-            index = cells[first : first + BLOCK] if everything else cells.take(which, 0)
-            start = (slot.take(which) * width).astype(np.int32)[:, None] if slots > 1 else 0
-            index = np.add(index, start, dtype=np.int32)
-            total = total + opened(sums(index, words[t].take(which), slots * width))
+        slots, place, total = mine.stop - mine.start, _places(asked[mine]), np.zeros(1, np.int64)
+        if (loops := _loops(cells.size)) is not None:
+            for first in range(0, len(cells), BLOCK):
+                some, out = slice(first, first + BLOCK), np.zeros(slots * width, np.int64)
+                loops.add_words(cells[some], words[t, some], node[t, some], place, width, out)
+                total = total + opened(out)
+        else:
+            slot = place.take(node[t], mode="clip")
+            rows = np.flatnonzero(slot >= 0)
+            for first in range(0, max(len(rows), 1), BLOCK):
+                which = rows[first : first + BLOCK]
+                if len(rows) == len(cells):
+                    index, own = cells[first : first + BLOCK], words[t, first : first + BLOCK]
+                else:
+                    index, own = cells.take(which, 0), words[t].take(which)
+                if slots > 1:
+                    index = index + (slot.take(which) * width).astype(np.int32)[:, None]
+                total = total + opened(sums(index, own, slots * width))
         found.append(total.reshape(-1, slots, width))
     return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
 
@@ -135,6 +162,11 @@ def class_histograms(
         widths: (F,) the bins of each column.
         classes: K.
     """
+    if len(asked) and (loops := _loops(node.size * columns.shape[1])) is not None:
+        starts, cells = _starts(widths[columns])
+        out = np.zeros((cells, classes), np.int64)
+        loops.add_classes(bins, y, weight, node, _places(asked), starts, columns.astype(np.int64), out)
+        return out.T
     parts = [np.zeros((classes, 0), np.int64)]
     at_once = max(1, PAIRS // max(1, len(y)))
     for first in range(0, len(node), at_once):
@@ -142,12 +174,15 @@ def class_histograms(
         if mine.start == mine.stop:
             continue
         some = slice(first, first + at_once)
-        slot, wide = _place(node[some], asked[mine]), widths[columns[mine]]
-        starts = (np.cumsum(wide.ravel()) - wide.ravel()).reshape(wide.shape)
-        trees, rows = np.nonzero((slot >= 0) & (weight[some] != 0))
-        at = slot[trees, rows]
-        index = (starts[at] + bins[rows[:, None], columns[mine][at]]) * classes + y[rows, None]
-        found = sums(index.astype(np.int32), weight[some][trees, rows], int(wide.sum()) * classes)
+        slot = _places(asked[mine]).take(node[some], mode="clip")
+        starts, cells = _starts(widths[columns[mine]])
+        each = np.flatnonzero((slot >= 0) & (weight[some] != 0))
+        at, rows = slot.take(each), each % len(y)
+        index = starts.take(at, 0)  # of cells, by the bins of the node's columns; then by class
+        index += bins.take(columns[mine].take(at, 0) + (rows * bins.shape[1])[:, None])
+        index *= classes
+        index += y.take(rows)[:, None]
+        found = sums(index.astype(np.int32), weight[some].take(each), cells * classes)
         parts.append(found.reshape(-1, classes).T)
     return np.concatenate(parts, axis=1)
 
@@ -193,11 +228,14 @@ def move(
         child: (s,) the left child; the right one has the next number.
     """
     for t, mine in _by_tree(tree):
-        at = _place(node[t], split[mine])
+        place, to = _places(split[mine]), (child[mine, None] + ~left[mine]).astype(np.int32)  # (s, B) child by bin
+        if (loops := _loops(node.size)) is not None:
+            loops.move(node[t], bins, place, column[mine].astype(np.int64), to)
+            continue
+        at = place.take(node[t], mode="clip")
         rows = np.flatnonzero(at >= 0)
         at = at.take(rows)
         seen = bins.ravel().take(rows * bins.shape[1] + column[mine].take(at))
-        to = child[mine, None] + ~left[mine]  # (s, B) the child of each bin
         node[t, rows] = to.ravel().take(at * to.shape[1] + seen)
 
 
@@ -212,8 +250,14 @@ def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:
             yield int(tree[first]), slice(first, last)
 
 
-def _place(node: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """The place (n,) of each row's node among some ascending nodes, -1 for none."""
+def _places(among: np.ndarray) -> np.ndarray:
+    """The place of each node among some ascending nodes, -1 for none, as for all nodes from the last place on."""
     places = np.full(int(among[-1]) + 2, -1)
     places[among] = np.arange(len(among))
-    return places.take(node, mode="clip")
+    return places
+
+
+def _starts(widths: np.ndarray) -> tuple[np.ndarray, int]:
+    """The first cell (m, k) of each column of each node, and the number of cells, from their widths (m, k)."""
+    ends = widths.ravel().cumsum()
+    return (ends - widths.ravel()).reshape(widths.shape), int(ends[-1])

@@ -1,7 +1,7 @@
 """Trees as arrays, and their predictions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -96,15 +96,16 @@ class Trees:
 
 def joined(parts: Sequence[Trees]) -> Trees:
     """The trees of all parts, in order."""
-    starts = np.cumsum([0, *(len(part.feature) for part in parts)])
-    width = max(part.left.shape[1] for part in parts)
-    moved = {
-        "left": [np.pad(part.left, ((0, 0), (0, width - part.left.shape[1]))) for part in parts],
-        "root": [part.root + start for part, start in zip(parts, starts, strict=False)],
-        "child": [
-            np.where(part.feature >= 0, part.child + start, 0).astype(np.int32)
-            for part, start in zip(parts, starts, strict=False)
-        ],
-    }
-    names = [field.name for field in fields(Trees)]
-    return Trees(**{name: np.concatenate(moved.get(name) or [getattr(part, name) for part in parts]) for name in names})
+    sizes = [len(part.feature) for part in parts]
+    starts = np.cumsum(sizes) - sizes
+    feature, child = (np.concatenate([getattr(part, name) for part in parts]) for name in ("feature", "child"))
+    left = np.zeros((len(feature), max(part.left.shape[1] for part in parts)), np.uint8)
+    for part, start in zip(parts, starts.tolist(), strict=True):
+        left[start : start + len(part.left), : part.left.shape[1]] = part.left
+    return Trees(
+        root=np.concatenate([part.root for part in parts]) + np.repeat(starts, [len(part) for part in parts]),
+        feature=feature,
+        left=left,
+        child=np.where(feature >= 0, child + np.repeat(starts, sizes), 0).astype(np.int32),
+        value=np.concatenate([part.value for part in parts]),
+    )

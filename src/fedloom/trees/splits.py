@@ -119,39 +119,35 @@ def best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criteri
     starts = np.cumsum(widths) - widths  # the bin of missing values of each (node, column)
     first, place = starts[::k], np.arange(hist.shape[1])
     s = hist.astype(np.float64)  # sums are below 2^53, so they stay exact
-    if layout.category.any():
-        part = np.repeat(np.where(layout.category[columns].ravel(), np.arange(W * k), -1), widths)
-        part[starts] = -1
-        words = np.flatnonzero(part >= 0)
-        place[words] = words[np.lexsort((criterion.rank(s[:, words]), part[words]))]
-        s[:, words] = s[:, place[words]]
-    missing, inside = s[:, starts], np.add.reduceat(s, starts, axis=1)
-    total = inside[:, ::k]
-    ways = []  # statistics of the left child after each cell, with missing values right, and left
-    for at_left in (np.zeros_like(missing), missing) if missing.any() else (np.zeros_like(missing),):
-        before = np.roll(inside - missing + at_left, 1, axis=1)
-        before[:, 0] = 0
-        s[:, starts] = at_left - before  # so that running sums begin anew
-        ways.append(s.cumsum(1))
-    sizes = np.add.reduceat(widths, np.arange(0, W * k, k))
-    every, whole = np.repeat(total, sizes, axis=1), np.repeat(criterion.score(total), sizes)
-    gains = np.empty((len(ways), hist.shape[1]))
-    for way, left in enumerate(ways):
-        right = every - left
-        gain = criterion.score(left) + criterion.score(right) - whole
-        few = np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows
-        gain[few] = -np.inf
-        gains[way] = gain
+    part = np.repeat(np.arange(W * k), widths)
+    if (words := np.flatnonzero(layout.category[columns].ravel())).size:
+        inside = 1 + np.arange(widths[words].max() - 1)
+        cells, real = starts[words, None] + inside, inside < widths[words, None]
+        rank = np.where(real, criterion.rank(s.take(cells, axis=1, mode="clip")), np.inf)
+        order = starts[words, None] + 1 + rank.argsort(1, kind="stable")
+        place[cells[real]] = order[real]
+        s = s.take(place, axis=1)
+    missing = s[:, starts]
+    s[:, starts] = 0
+    known = np.add.reduceat(s, starts, axis=1)
+    s[:, starts[1:]] = -known[:, :-1]  # so that running sums begin anew
+    left = s.cumsum(1)[:, None]  # (S, ways, cells): the left child after each cell, with missing values right, and left
+    if missing.any():
+        left = np.concatenate([left, left + missing.take(part, axis=1)[:, None]], axis=1)
+    total = (known + missing)[:, ::k]
+    node = part // k
+    right = total.take(node, axis=1)[:, None] - left
+    gains = criterion.score(left) + criterion.score(right) - criterion.score(total).take(node)
+    gains[np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows] = -np.inf
     gains[:, starts] = -np.inf
     tops = np.maximum.reduceat(gains, first, axis=1)
     way, top = tops.argmax(0), tops.max(0)
-    at = np.empty(W, np.int64)
+    equal = np.flatnonzero(gains[way.take(node), np.arange(len(node))] == top.take(node))
+    at = equal[np.searchsorted(equal, first)]  # the first of each node
+    begin = starts[part[at]]  # of the column
+    bins = at - begin  # that go left
+    cells = np.arange(bins.sum()) + np.repeat(begin + 1 + bins - bins.cumsum(), bins)
     table = np.zeros((W, int(layout.widths.max())), bool)
-    for w, begin in enumerate(first):
-        at[w] = begin + gains[way[w], begin : begin + sizes[w]].argmax()
-    chosen = np.searchsorted(starts, at, side="right") - 1
-    for w, begin in enumerate(starts[chosen]):
-        table[w, place[begin + 1 : at[w] + 1] - begin] = True
+    table[node[cells], place[cells] - starts[part[cells]]] = True
     table[:, 0] = way == 1
-    sums = np.stack([left[:, at] for left in ways])[way, :, np.arange(W)].T
-    return Best(top, columns.ravel()[chosen], table, sums.astype(np.int64))
+    return Best(top, columns.ravel()[part[at]], table, left[:, way, at].astype(np.int64))

@@ -10,7 +10,7 @@ from typing import Any
 from fedloom._version import __version__
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
-from fedloom.core.method import Method
+from fedloom.core.method import Method, MethodConfig
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment.config.pretrained import PretrainedConfig
@@ -40,7 +40,7 @@ class NodeParty:
         notes: what was decided when private rows were read, for the node's owner.
     """
 
-    party: Party[Any]
+    party: Party[MethodConfig]
     facts: Mapping[str, Any]
     own: bool = False
     counts: tuple[int, int] | None = None

@@ -12,7 +12,7 @@ from fedloom.core.aggregate import Aggregator
 from fedloom.core.context import ClientContext
 from fedloom.core.engine import names
 from fedloom.core.graphs import Graph
-from fedloom.core.method import Method
+from fedloom.core.method import Method, MethodConfig
 from fedloom.core.party import Party
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.assignment import DataAssignment, chance
@@ -94,12 +94,12 @@ class RunPlan:
     known_as: str = ""
 
     @cached_property
-    def server(self) -> Party[Any] | None:
+    def server(self) -> Party[MethodConfig] | None:
         """The server or active party; None for methods without one."""
         return self.method.server(self.cfg, self.server_context) if self.method.server else None
 
     @cached_property
-    def clients(self) -> list[partial[Party[Any]]]:
+    def clients(self) -> list[partial[Party[MethodConfig]]]:
         """For each client, a function that builds it."""
         return [partial(self.method.party_at(context), self.cfg, context) for context in self.contexts]
 

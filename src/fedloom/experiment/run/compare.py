@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, MethodError, TrainingDiverged
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config.run import Experiment, RunConfig
 from fedloom.experiment.run.execute import RunResult, Status, execute
@@ -18,6 +18,7 @@ from fedloom.experiment.run.record import write_json
 from fedloom.experiment.run.result import (
     ComparedRun,
     Comparison,
+    LeftOutRun,
     MethodSummary,
     NetworkGain,
     PairedDifference,
@@ -53,8 +54,11 @@ def execute_all(
     With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run. With `tune` the learning
     rate of each method is chosen first: see `tuned`.
 
+    A run that diverges, or whose method fails, is left out, and named in `left_out`.
+
     Raises:
         ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
+        MethodError: every run has failed.
     """
     experiment, remarked = tuned(experiment, execute) if tune else (experiment, [])
     runs = experiment.runs()
@@ -65,30 +69,50 @@ def execute_all(
     if twice:
         raise ConfigError(f"two runs are called {twice[0]!r}: give each entry in [compare] methods its own name")
     folders = [folder / name if folder else None for name in names]
-    results = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
-    content = summarize(experiment.title, results)
+    ended = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
+    errors = {n: one for n, one in enumerate(ended) if isinstance(one, MethodError)}
+    results = [one for one in ended if not isinstance(one, MethodError)]
+    if not results:
+        raise next(iter(errors.values()))
+    failed = [
+        LeftOutRun(
+            name=runs[n].label,
+            seed=runs[n].seed,
+            folder=names[n] if folder else None,
+            diverged=isinstance(error, TrainingDiverged),
+            reason=str(error),
+        )
+        for n, error in errors.items()
+    ]
+    if len(runs) > 1 and all(result.summary["diverged"] for result in results):
+        raise TrainingDiverged(f"every run diverged or failed; the first: {results[0].summary['diverged']}")
+    content = summarize(experiment.title, results, failed)
     content["remarks"] = [*remarked, *content["remarks"]]
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
 
 
-def summarize(title: str, results: Sequence[RunResult]) -> dict[str, Any]:
-    """The content of `comparison.json`, given finished runs: see `compare`."""
+def summarize(title: str, results: Sequence[RunResult], failed: Sequence[LeftOutRun] = ()) -> dict[str, Any]:
+    """The content of `comparison.json`, given finished runs and the failed ones: see `compare`."""
     summaries = [RunSummary(**result.summary) for result in results]
-    return compare(title, summaries, [result.folder for result in results]).content()
+    return compare(title, summaries, [result.folder for result in results], failed).content()
 
 
-def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path | None]) -> Comparison:
+def compare(
+    title: str, summaries: Sequence[RunSummary], folders: Sequence[Path | None], failed: Sequence[LeftOutRun] = ()
+) -> Comparison:
     """Average each method over its seeds, and compare each with the first by paired differences.
 
     The main metric is the accuracy on own rows in the first evaluation mode that all runs have, otherwise on the global
-    test set; in the vertical setting, the accuracy of the joint prediction.
+    test set; in the vertical setting, the accuracy of the joint prediction. Runs that diverged are left out, unless all
+    did.
 
     Args:
         title: of the comparison.
         summaries: of the runs; those of one seed must be on the same data.
         folders: of the runs.
+        failed: the runs that have no summary.
 
     Raises:
         ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some methods are
@@ -109,6 +133,17 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
             raise ConfigError(f"runs of seed {seed} cannot be compared: the unseen clients are {those}")
     if len({bool(s.unseen) for s in summaries}) > 1:
         raise ConfigError("runs cannot be compared: some have unseen clients, others none")
+    every = list(zip(summaries, folders, strict=True))
+    usable = [one for one in every if not one[0].diverged] or every
+    left_out = [
+        *failed,
+        *(
+            LeftOutRun(name=s.name, seed=s.seed, folder=_name(folder), diverged=True, reason=s.diverged)
+            for s, folder in every
+            if s.diverged
+        ),
+    ]
+    summaries = [s for s, _ in usable]
     groups: dict[str, list[RunSummary]] = {}
     for s in summaries:
         groups.setdefault(s.name, []).append(s)
@@ -129,13 +164,33 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in (main, *further) if metric.lower_is_better],
-        unequal=unequal(summaries),
-        remarks=remarks(summaries),
-        runs=[
-            ComparedRun(name=s.name, seed=s.seed, folder=folder.name if folder else None)
-            for s, folder in zip(summaries, folders, strict=True)
-        ],
+        unequal=[*unequal(summaries), *_partly(left_out, groups)],
+        remarks=[*_reasons(left_out), *remarks(summaries)],
+        runs=[ComparedRun(name=s.name, seed=s.seed, folder=_name(folder)) for s, folder in usable],
+        **({"left_out": left_out} if left_out else {}),
     )
+
+
+def _name(folder: Path | None) -> str | None:
+    return folder.name if folder else None
+
+
+def _partly(left_out: Sequence[LeftOutRun], groups: Mapping[str, Sequence[RunSummary]]) -> list[str]:
+    """The methods of which only some seeds are left, which favors them."""
+    gone = {one.name: sum(other.name == one.name for other in left_out) for one in left_out if one.name in groups}
+    return [f"{name} without {count} of {count + len(groups[name])} seeds" for name, count in gone.items()]
+
+
+def _reasons(left_out: Sequence[LeftOutRun]) -> list[str]:
+    """Why runs are left out, those of one method and reason together."""
+    seeds: dict[tuple[str, str], list[str]] = {}
+    for one in left_out:
+        start = f"{one.name} {'diverged' if one.diverged else 'failed'}"
+        seeds.setdefault((start, one.reason), []).append(str(one.seed))
+    return [
+        f"{start} with seed{'s' * (len(each) > 1)} {', '.join(each)}: {reason}"
+        for (start, reason), each in seeds.items()
+    ]
 
 
 def _check_one_setting(settings: Mapping[str, str]) -> None:

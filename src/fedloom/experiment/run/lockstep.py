@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedloom import models
-from fedloom.core.errors import FedloomError
+from fedloom.core.errors import FedloomError, MethodError
 from fedloom.data.sources import load
 from fedloom.engines.batched import FEW, convolutional
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
@@ -116,22 +116,28 @@ def _shape(name: str, root: str | None) -> tuple[tuple[int, ...], int]:
 
 def execute_lots(
     runs: Sequence[RunConfig], folders: Sequence[Path | None], *, execute: Callable[..., RunResult], **options: Any
-) -> list[RunResult]:
+) -> list[RunResult | MethodError]:
     """Execute all runs, each group in lock-step; returns the results in order. `execute` executes one with `options`.
 
-    A run that fails does not stop the others of its group; its error is raised after they have ended.
+    A run whose method fails or diverges does not stop the others: its error is its result. Any other error is raised,
+    after the runs of its group have ended.
     """
-    results: dict[int, RunResult] = {}
+    results: dict[int, RunResult | MethodError] = {}
     for lot in lots(runs):
-        if len(lot) == 1:
-            results[lot[0]] = execute(runs[lot[0]], folders[lot[0]], **options)
-            continue
-        ended = run_in_lockstep(runs[lot[0]].engine, [partial(execute, runs[n], folders[n], **options) for n in lot])
+        works = [partial(execute, runs[n], folders[n], **options) for n in lot]
+        ended = run_in_lockstep(runs[lot[0]].engine, works) if len(works) > 1 else [_tried(works[0])]
         for n, result in zip(lot, ended, strict=True):
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not isinstance(result, MethodError):
                 raise result
             results[n] = result
     return [results[n] for n in range(len(runs))]
+
+
+def _tried(work: Callable[[], RunResult]) -> RunResult | MethodError:
+    try:
+        return work()
+    except MethodError as error:
+        return error
 
 
 def run_in_lockstep(engine: EngineConfig, works: Sequence[Callable[..., T]]) -> list[T | BaseException]:

@@ -1,9 +1,10 @@
 """Detects mistakes in a page or a federation that do not stop a run: refused replies, silent clients, stale weights."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from fedloom.core.federation import CallFailure, Federation
 from fedloom.core.ledger import role
 from fedloom.core.party import Party
 from fedloom.experiment.plan.run_plan import RunPlan
+from fedloom.experiment.run.metrics import RMSE
+from fedloom.experiment.run.result import Final
 
 REFUSED = ("not a message", "wrong shape", "refused")
 """Reasons of refused replies that indicate a mistake in the page, not in one party or machine."""
@@ -61,6 +64,26 @@ def warnings(plan: RunPlan, fed: Federation, states: Callable[[], Mapping[str, A
     if plan.run.faults != Faults():
         return []
     return [*_silent(fed), *_diverged(plan, fed), *_stale(plan, states)]
+
+
+def divergence(plan: RunPlan, fed: Federation, final: Final, names: Sequence[str]) -> str:
+    """Why no model of a finished run is usable: training diverged; "" if one is.
+
+    Args:
+        plan, fed: of the run.
+        final: its last values.
+        names: of the clients.
+    """
+    if plan.run.faults != Faults():
+        return ""
+    if text := next(_diverged(plan, fed), ""):
+        return text
+    if np.isfinite(final.get(("loss mean", ""), 0.0)) or plan.run.data.own:
+        return ""
+    score = "balanced accuracy" if plan.data.target is None else str(RMSE)
+    if any(np.isfinite(final.get((score, name), np.nan)) for name in names):
+        return ""
+    return "no client's predictions are finite: training diverged; lower the learning rate"
 
 
 def _silent(fed: Federation) -> Iterator[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.engine import Engine
-from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.errors import MessageError, TrainingDiverged
 from fedloom.core.message import Template, Tree, floats
 from fedloom.core.scores import NUMBER_SCORED, number_scores
 from fedloom.core.task import Number
@@ -69,11 +69,11 @@ def of_joint(plan: RunPlan, outputs: Tensor) -> Iterator[Measured]:
     """The scores of a joint prediction from the active party's outputs (n, W).
 
     Raises:
-        MethodError: the outputs are not finite.
+        TrainingDiverged: the outputs are not finite.
     """
     target, y = _target(plan), plan.data.labels["test"][0]
     if not outputs.isfinite().all():
-        raise MethodError("predictions are not finite, as training diverged: lower params.lr")
+        raise TrainingDiverged("predictions are not finite, as training diverged: lower params.lr")
     labels = torch.from_numpy(target.standardized(y)).to(outputs.device)
     found = number_scores(y, target.in_unit(target.predicted(outputs).cpu().numpy()))
     yield RMSE.mean, found["rmse"], ""

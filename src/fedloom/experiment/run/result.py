@@ -177,11 +177,12 @@ class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
     `local_steps` is the mean number of local optimizer steps of a training client, None where it is unknown;
-    `training_rows` the number of own rows of all clients that train. A run in progress has no hashes. `client_scores`
-    are for the horizontal setting: AUC, balanced accuracy, loss (in nats) and calibration error of each client, on the
-    global test set and on `own` rows. `scores`, `alone` and `attacks` are for the vertical setting. Where the label is
-    a number (`task`), `rmse` and `own_rmse` take the place of accuracies, in the unit of the column `label`, also in
-    `eval_modes` and chance levels; `client_scores` are MAE and R².
+    `training_rows` the number of own rows of all clients that train; `diverged` says why no model of the run is usable,
+    "" if one is. A run in progress has no hashes. `client_scores` are for the horizontal setting: AUC, balanced
+    accuracy, loss (in nats) and calibration error of each client, on the global test set and on `own` rows. `scores`,
+    `alone` and `attacks` are for the vertical setting. Where the label is a number (`task`), `rmse` and `own_rmse` take
+    the place of accuracies, in the unit of the column `label`, also in `eval_modes` and chance levels; `client_scores`
+    are MAE and R².
     """
 
     name: str
@@ -230,6 +231,7 @@ class RunSummary(FileSchema):
     test_sha256: str | None = None
     state_sha256: str | None
     warnings: list[str] = []
+    diverged: str = ""
     private_rows: bool = False
     validation: float = 0.0
     fedloom: str = ""
@@ -469,12 +471,19 @@ class ComparedRun(FileSchema):
     folder: str | None
 
 
+class LeftOutRun(ComparedRun):
+    """A run that diverged or failed, which is part of no mean and no difference, and the reason."""
+
+    diverged: bool
+    reason: str
+
+
 class Comparison(FileSchema):
     """The content of `comparison.json`.
 
     `differences` are those of the main `metric`, `further` those of the other common metrics. Gains of networks are
     over the method `gains_over`. `unequal` says what makes the comparison unfair. `unseen` lists the unseen clients
-    by seed.
+    by seed. `runs` were compared; those `left_out` diverged or failed.
     """
 
     title: str
@@ -489,6 +498,7 @@ class Comparison(FileSchema):
     unequal: list[str] = []
     remarks: list[str] = []
     runs: list[ComparedRun]
+    left_out: list[LeftOutRun] = []
 
     @property
     def task(self) -> TaskKind:
@@ -519,6 +529,14 @@ class Comparison(FileSchema):
     def several_seeds(self) -> bool:
         """Whether a method has more than one seed."""
         return any(len(m.seeds) > 1 for m in self.methods)
+
+    @property
+    def without_result(self) -> dict[str, str]:
+        """The methods of which all runs are left out: "diverged" or "failed" by name."""
+        known = {m.name for m in self.methods}
+        diverged = {one.name for one in self.left_out if one.diverged}
+        names = dict.fromkeys(one.name for one in self.left_out if one.name not in known)
+        return {name: "diverged" if name in diverged else "failed" for name in names}
 
     @property
     def networks(self) -> list[tuple[str, int, list[tuple[float | None, float | None]]]]:

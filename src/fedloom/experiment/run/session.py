@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedloom.core import message
-from fedloom.core.errors import CheckpointError, EngineError, MethodError
+from fedloom.core.errors import CheckpointError, EngineError, MessageError, MethodError, TrainingDiverged
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.objects import described
@@ -174,7 +174,14 @@ class Session:
         if self.done == 0:
             self._with_recovery(lambda: self._evaluate(0, 0, "start"))
         for t in range(self.done, plan.rounds):
-            self._with_recovery(partial(self._round, t, step, evaluate=t + 1 in points))
+            try:
+                self._with_recovery(partial(self._round, t, step, evaluate=t + 1 in points))
+            except (MethodError, ArithmeticError, RuntimeError, ValueError) as error:
+                if isinstance(error, TrainingDiverged) or self.engine.remote or self._finite():
+                    raise
+                raise TrainingDiverged(
+                    f"weights are not finite, as training diverged: lower the learning rate ({error})"
+                ) from error
             self.done = t + 1
             if self.done == plan.rounds or self._should_save(self.done in milestones):
                 self._save()
@@ -206,6 +213,14 @@ class Session:
             write_json(self.folder / "result.json", summary)
         trained = TrainedModels(plan, self._final_states()) if keep_models else None
         return RunResult(summary, self.record.metrics, self.folder, trained)
+
+    def _finite(self) -> bool:
+        """Whether all parties' states are finite."""
+        try:
+            message.check_finite(self._states())
+        except MessageError:
+            return False
+        return True
 
     def _objects(self, text: str) -> dict[str, Any]:
         """The description of each object that the config names, with the parameter counts of networks."""

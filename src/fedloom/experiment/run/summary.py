@@ -19,6 +19,7 @@ from fedloom.experiment.plan.build import pretrained_of
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.evaluate import CHANCE, state_sha256
 from fedloom.experiment.run.evaluation import evaluation_of
+from fedloom.experiment.run.mistakes import divergence
 from fedloom.experiment.run.privacy import privacy_spent
 from fedloom.experiment.run.record import Record
 from fedloom.experiment.run.result import EngineUsed, Learned, MeasuredLeak, PretrainedUsed, RunSummary, Traffic
@@ -162,6 +163,7 @@ def summarize(
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
         warnings=list(warnings),
+        diverged=divergence(plan, fed, final, names),
         private_rows=run.data.own,
         validation=run.data.validation,
         fedloom=__version__,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import DataError
 from fedloom.core.message import Tree
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -19,7 +20,7 @@ class Predictor(nn.Module):
     """The predictions of a party that has a black box, or whose method predicts by more than its network's logits, such
     as by prototypes. `network` is the network, if any."""
 
-    def __init__(self, party: Party[Any]) -> None:
+    def __init__(self, party: Party[MethodConfig]) -> None:
         super().__init__()
         self.network = None if party.context.network is None else party.net.module
         self._infer = party.infer
@@ -58,7 +59,7 @@ class TrainedModels:
             self._prepare(party, mode)
         return plain_network(party)
 
-    def party(self, i: int) -> Party[Any]:
+    def party(self, i: int) -> Party[MethodConfig]:
         """Client i in its final state.
 
         Raises:
@@ -98,13 +99,13 @@ class TrainedModels:
         same = all(torch.equal(value, other[name]) for other in others for name, value in first.items())
         return self.client(plan.training[0], "") if first and same else None
 
-    def _prepare(self, party: Party[Any], eval_mode: str) -> None:
+    def _prepare(self, party: Party[MethodConfig], eval_mode: str) -> None:
         server = self._plan.server
         broadcast: Mapping[str, Tree] = {} if server is None else server.broadcast()
         party.prepare(eval_mode=eval_mode, broadcast=broadcast)
 
 
-def plain_network(party: Party[Any]) -> nn.Module:
+def plain_network(party: Party[MethodConfig]) -> nn.Module:
     """A party's network in evaluation mode on the CPU, with memory of its own."""
     module = party.net.module.cpu()
     for tensor in (*module.parameters(), *module.buffers()):

@@ -1,9 +1,10 @@
 """Tunes the learning rate of every method of a comparison alike, on validation rows, before they are compared."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, TrainingDiverged
 from fedloom.experiment.config.run import Experiment, RunConfig
 from fedloom.experiment.config.section import validated
 from fedloom.experiment.run.execute import RunResult, execute
@@ -62,6 +63,9 @@ def _at(run: RunConfig, rate: float) -> RunConfig:
 
 
 def _score(run: RunConfig, execute: Callable[..., RunResult]) -> float:
-    """The main metric at the end of a run."""
-    s = RunSummary(**execute(run).summary)
-    return s.compared[next(iter(s.compared))].mean
+    """The main metric at the end of a run; minus infinity if it diverged."""
+    try:
+        s = RunSummary(**execute(run).summary)
+    except TrainingDiverged:
+        return -math.inf
+    return -math.inf if s.diverged else s.compared[next(iter(s.compared))].mean

@@ -9,7 +9,7 @@ import torch
 
 from fedloom.core import message
 from fedloom.core.engine import Engine, Failure
-from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.errors import MessageError, TrainingDiverged
 from fedloom.core.evaluation import decide
 from fedloom.core.scores import calibration_error
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -42,7 +42,7 @@ class VerticalEvaluation:
             return
         probabilities, y = torch.softmax(decide(plan.server, parts), -1).cpu().numpy(), labels["test"][0]
         if not np.isfinite(probabilities).all():
-            raise MethodError("predictions are not finite, as training diverged: lower params.lr")
+            raise TrainingDiverged("predictions are not finite, as training diverged: lower params.lr")
         found, rare = classifier_metrics(probabilities, y), np.isin(y, plan.run.columns.rare_classes)
         yield GLOBAL.mean, found.accuracy, ""
         yield GLOBAL.std, 0.0, ""

@@ -57,6 +57,11 @@ class FedAvgConfig(steps.LocalSGDConfig):
         """The privacy guarantee of the weights, if `dp` is set."""
         return shares.guarantees(self) if self.dp.noise == "shares" else private.guarantees(self)
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """A client keeps nothing but its personal head, if it has one."""
+        return not self.personal_head
+
     def least_in_sum(self, context: ClientContext) -> int:
         """As many as the shares of noise are made for."""
         return threshold(context.parties, context.aggregator.colluders) if self.dp.noise == "shares" else 0

@@ -80,7 +80,9 @@ def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
     dp = cfg.dp
     if dp.unit == "none":
         return ()
-    return (Guarantee("weights", ABSENT, dp.delta, ROWS, lambda rows: epsilon(row_releases(cfg, rows), dp.delta)),)
+    spent = lambda rows: epsilon(row_releases(cfg, rows), dp.delta)
+    planned = lambda party, rounds: [float(len(party.data))] * rounds
+    return (Guarantee("weights", ABSENT, dp.delta, ROWS, spent, planned=planned),)
 
 
 def row_releases(cfg: PrivateTraining, rows: Sequence[float]) -> list[Releases]:

@@ -48,7 +48,8 @@ def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:
         sizes = Counter(map(round, counts))
         return epsilon([release(cfg, d, rounds) for d, rounds in sizes.items()], cfg.dp.delta)
 
-    return (Guarantee("weights", ABSENT, cfg.dp.delta, NUMBERS, spent),)
+    planned = lambda party, rounds: [float(sum(w.numel() for w in party.params.values()))] * rounds
+    return (Guarantee("weights", ABSENT, cfg.dp.delta, NUMBERS, spent, planned=planned),)
 
 
 def release(cfg: PrivateTraining, d: int, count: int = 1) -> Releases:
@@ -91,7 +92,7 @@ def rounded_sum(party: Party[PrivateTraining], names: Sequence[str], uniform: An
 
 
 def step(
-    fed: Federation, server: Any, chosen: Sequence[int], cfg: PrivateTraining, t: int, least: int
+    fed: Federation, server: steps.GlobalWeights, chosen: Sequence[int], cfg: PrivateTraining, t: int, least: int
 ) -> Iterator[str]:
     """One step: the sum of all clients' gradients, if at least so many of them are in it."""
     sent: Mapping[str, Tensor] = server.weights

@@ -32,7 +32,7 @@ Differs:
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final
 
 import torch
 from pydantic import Field
@@ -211,7 +211,20 @@ def first_models(context: ClientContext) -> dict[str, Model]:
     }
 
 
-def replace_models(server: Any, means: Mapping[str, Combined]) -> None:
+class GroupModels(Protocol):
+    """A server with a model of each group of clients, by the group's number."""
+
+    models: dict[str, Model]
+
+    @property
+    def context(self) -> ClientContext:
+        """The server's context, with the group of each client."""
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Record a diagnostic of this round."""
+
+
+def replace_models(server: GroupModels, means: Mapping[str, Combined]) -> None:
     """Replace the model of each group by the mean of its clients' models; not by one that is not finite, as the mean of
     finite numbers may be. A group without a mean keeps its model."""
     finite = {
@@ -223,7 +236,7 @@ def replace_models(server: Any, means: Mapping[str, Combined]) -> None:
     server.note("rejected means", len(means) - len(finite))
 
 
-def group_means(fed: Federation, server: Any, replies: Mapping[int, Any]) -> dict[str, Combined]:
+def group_means(fed: Federation, server: GroupModels, replies: Mapping[int, Any]) -> dict[str, Combined]:
     """The mean of each group's models in these replies, weighted by rows; without groups of too few replies."""
     found: dict[str, Combined] = {}
     for g, ids in members(server, replies).items():
@@ -233,7 +246,7 @@ def group_means(fed: Federation, server: Any, replies: Mapping[int, Any]) -> dic
     return found
 
 
-def members(server: Any, clients: Iterable[int]) -> dict[str, list[int]]:
+def members(server: GroupModels, clients: Iterable[int]) -> dict[str, list[int]]:
     """These clients, by the group's number."""
     found: dict[str, list[int]] = {}
     for n in clients:
@@ -241,7 +254,7 @@ def members(server: Any, clients: Iterable[int]) -> dict[str, list[int]]:
     return found
 
 
-def models_of(server: Any) -> dict[str, Any]:
+def models_of(server: GroupModels) -> dict[str, Any]:
     """For `fed.means`: replies are models of groups, changed from the server's, and weighted by rows."""
     expect = {g: {**model, "rows": Shape("int64")} for g, model in server.models.items()}
     return {"expect": expect, "weight": "rows", "around": server.models}
@@ -277,14 +290,18 @@ def floats_of(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # -- the round ---------------------------------------------------------------------------------------------------
 
 
-def trained(fed: Federation, server: Any, clients: Sequence[int], cfg: TrainingConfig, t: int) -> dict[int, Any]:
+def trained(
+    fed: Federation, server: GroupModels, clients: Sequence[int], cfg: TrainingConfig, t: int
+) -> dict[int, Any]:
     """The models of round t's clients after local training."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     models = of_each(server.models, server.context.groups, chosen)
     return fed.call(chosen, "update", shared={"t": t}, each=models, expects=replies_like(models))
 
 
-def average_round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedAvgAdamConfig, t: int) -> Iterator[str]:
+def average_round(
+    fed: Federation, server: GroupModels, clients: Sequence[int], cfg: FedAvgAdamConfig, t: int
+) -> Iterator[str]:
     """One round of `fedavg-adam`."""
     groups = members(server, fed.sample(clients, cfg.clients_per_round, t))
     means = fed.means(groups, "update", shared={"t": t}, each=server.models, **models_of(server))

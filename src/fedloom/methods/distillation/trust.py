@@ -122,7 +122,8 @@ class TrustSettings(BaseModel):
         def spent(introductions: Sequence[float]) -> float:
             return epsilon([Releases(sigma, len(introductions))], self.trust_delta)
 
-        return (Guarantee("mean embedding", REPLACED, self.trust_delta, INTRODUCED, spent),)
+        once = lambda party, rounds: [1.0]
+        return (Guarantee("mean embedding", REPLACED, self.trust_delta, INTRODUCED, spent, planned=once),)
 
     @property
     def server_reads_public(self) -> bool:

@@ -41,6 +41,11 @@ class PerFedAvgConfig(MetaConfig):
     """Step of the difference of gradients (δ)."""
 
     @property
+    def sums_stand_alone(self) -> bool:
+        """A client keeps no model between rounds."""
+        return True
+
+    @property
     def iterations_per_round(self) -> int:
         """τ."""
         return self.local_steps

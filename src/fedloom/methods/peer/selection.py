@@ -102,9 +102,12 @@ class SelectionConfig(MethodConfig):
     """τ of (13)."""
     upsilon: float = Field(0.1, gt=0)
     """υ of (8): smaller values prefer similar neighbours more. More neighbours need a smaller υ."""
-    threshold: Literal["eq13", "calibrated", "anchored"] = "eq13"
-    """θ as printed in (13), or as the paper's prose describes it (calibrated, ours); or no θ (anchored, ours): the
-    coreset is the neighbours whose φ at the initial network is similar, which training does not change."""
+    threshold: Literal["eq13", "calibrated", "anchored", "top"] = "eq13"
+    """θ as printed in (13), or as the paper's prose describes it (calibrated, ours); or no θ: the coreset is the
+    neighbours whose φ at the initial network is similar, which training does not change (anchored, ours), or a fixed
+    number of the likeliest (top, part i of Table 2)."""
+    top: int = Field(3, ge=1)
+    """Number of neighbours of `threshold = "top"`."""
     empty_coreset: Literal["top1", "self", "all"] = "top1"
     """Replacement of an empty coreset: the neighbour with the largest p (top1), none (self), or all."""
     explore_every: int | None = Field(None, ge=1)
@@ -146,7 +149,9 @@ class SelectionConfig(MethodConfig):
         if self.dp.target != "phi" or self.threshold != "anchored":
             return ()
         note = lambda sent: self.dp.epsilon(round(max(sent)))
-        return (Guarantee("feature proxy φ and choice of neighbours", REPLACED, self.dp.delta, SENT, note),)
+        each = lambda party, rounds: [float(rounds * party.context.parties)]  # own, and for each asking peer
+        what = "feature proxy φ and choice of neighbours"
+        return (Guarantee(what, REPLACED, self.dp.delta, SENT, note, planned=each),)
 
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
         """Twice in a round that explores by probing."""
@@ -195,6 +200,9 @@ class SelectingPeer(Party[SelectionT_co]):
             similar: Tensor = met & (neighbours["cosines"] >= largest_gap(neighbours["cosines"][met]))
             return similar
         passing = here & (p * (here.sum() if cfg.threshold == "calibrated" else 1) >= neighbours["theta"])
+        if cfg.threshold == "top":
+            best = torch.where(here, p, -1.0).topk(min(cfg.top, len(p))).indices
+            passing = here & torch.zeros_like(here).index_fill(0, best, True)
         likeliest = F.one_hot(torch.where(here, p, -1.0).argmax(), len(p)).bool()
         instead = {"top1": likeliest, "self": torch.zeros_like(here), "all": here}[cfg.empty_coreset]
         self.note("empty coreset", 0.0 if open else (~passing.any()).float())

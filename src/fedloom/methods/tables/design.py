@@ -5,7 +5,7 @@ for each owner but the first. Rows with a missing value are left out; or, with `
 an indicator of its missing values, which count as the mean. A number to predict has a mean and a scale too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,11 @@ class LinearConfig(MethodConfig):
     def local_steps_of(self, rows: int) -> None:
         """None: the coordinator computes from sums; owners take no optimizer steps."""
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Sums are of rows at the coefficients that the server sends."""
+        return True
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
@@ -43,12 +48,12 @@ class LinearConfig(MethodConfig):
         return 10
 
 
-def for_number(party: Party[Any]) -> bool:
+def for_number(party: Party[object]) -> bool:
     """Whether the party predicts a number."""
     return party.context.target is not None
 
 
-def time_column(party: Party[Any]) -> int | None:
+def time_column(party: Party[LinearConfig]) -> int | None:
     """The place of the column `time` of the settings, which is no covariate, or None without such a setting."""
     name = getattr(party.cfg, "time", None)
     if name is None:
@@ -60,12 +65,12 @@ def time_column(party: Party[Any]) -> int | None:
     return names.index(name)
 
 
-def indicated(party: Party[Any]) -> bool:
+def indicated(party: Party[LinearConfig]) -> bool:
     """Whether missing values have indicators, and no row is left out for them."""
     return getattr(party.cfg, "missing", "") == "indicator"
 
 
-def labels(party: Party[Any]) -> list[str]:
+def labels(party: Party[LinearConfig]) -> list[str]:
     """The names (p,) of all columns but the intercept, constant ones too."""
     names: list[str] = []
     for f, (name, words) in enumerate(zip(party.context.columns, party.context.words, strict=True)):
@@ -76,7 +81,7 @@ def labels(party: Party[Any]) -> list[str]:
     return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
 
 
-def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
     """The columns (n, p) float64 of rows x (n, ...), NaN where a value is missing: see `labels`. Numbers are the
     decimal ones that were read."""
     raw = decimal(x.flatten(1).float().cpu().numpy())
@@ -95,7 +100,7 @@ def columns(party: Party[Any], x: Tensor) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The columns (n, p), what is to be predicted (n,) and the times (n,), 0 without any, of the party's own rows
     without a missing value."""
 
@@ -115,20 +120,20 @@ def complete(party: Party[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)} {indicated(party)}", make)
 
 
-def measured(party: Party[Any]) -> np.ndarray:
+def measured(party: Party[LinearConfig]) -> np.ndarray:
     """The columns whose means and scales are agreed: those of the complete rows, and a number to predict."""
     x, y, _ = complete(party)
     return np.c_[x, y] if for_number(party) else x
 
 
-def standardized(x: np.ndarray, design: Any) -> np.ndarray:
+def standardized(x: np.ndarray, design: Mapping[str, Any]) -> np.ndarray:
     """An intercept and the columns that are not constant, (n, 1 + p), with mean 0 and s.d. 1 over all owners' rows."""
     use = design["kept"].numpy()
     z = (x[:, use] - design["mean"].numpy()[use]) / design["scale"].numpy()[use]
     return np.concatenate([np.ones((len(x), 1)), z], axis=1)
 
 
-def names(server: Party[Any], design: Any) -> list[str]:
+def names(server: Party[LinearConfig], design: Mapping[str, Any]) -> list[str]:
     """The names of the intercept and of the columns that are not constant."""
     return ["intercept", *(n for n, use in zip(labels(server), design["kept"].tolist(), strict=True) if use)]
 
@@ -136,7 +141,7 @@ def names(server: Party[Any], design: Any) -> list[str]:
 # -- an owner -----------------------------------------------------------------------------------------------------
 
 
-def exponents(party: Any, *, t: int) -> dict[str, Tensor]:
+def exponents(party: Party[LinearConfig], *, t: int) -> dict[str, Tensor]:
     """The complete rows (K,) by class, all rows, those whose number to predict is below 0, and the columns' numbers
     (p, 256) by exponent, as asked in round t: a node adds up one answer with one set of others only. With indicators
     also the rows (p,) that have a value."""
@@ -149,13 +154,13 @@ def exponents(party: Any, *, t: int) -> dict[str, Tensor]:
     return {**found, "all": party.context.row_count.cpu()}
 
 
-def sums(party: Any, *, exponent: Tensor, rows: int) -> dict[str, Tensor]:
+def sums(party: Party[LinearConfig], *, exponent: Tensor, rows: int) -> dict[str, Tensor]:
     """The sums (p,) of the columns in units of 2^exponent."""
     x = np.nan_to_num(measured(party))
     return tensors(sums=newton.added(np.ldexp(x, -exponent.numpy()), newton.bits_for(rows)))
 
 
-def squares(party: Any, *, exponent: Tensor, mean: Tensor, rows: int) -> dict[str, Tensor]:
+def squares(party: Party[LinearConfig], *, exponent: Tensor, mean: Tensor, rows: int) -> dict[str, Tensor]:
     """The sums (p,) of squared differences from the means, in units of 4^(exponent + 1)."""
     apart = np.ldexp(np.nan_to_num(measured(party) - mean.numpy()), -exponent.numpy() - 1)
     return tensors(sums=newton.added(apart * apart, newton.bits_for(rows)))
@@ -164,7 +169,7 @@ def squares(party: Any, *, exponent: Tensor, mean: Tensor, rows: int) -> dict[st
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-def agree(fed: Federation, server: Party[Any], clients: Sequence[int], t: int) -> dict[str, Any]:
+def agree(fed: Federation, server: Party[LinearConfig], clients: Sequence[int], t: int) -> dict[str, Any]:
     """Mean, scale and use of each column, for a number to predict `outcome` (2,), its mean and scale, the rows by
     class, and all rows; {} if an owner's sums are missing."""
     number, K = for_number(server), server.context.classes

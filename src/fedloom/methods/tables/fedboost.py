@@ -159,6 +159,8 @@ class FedBoostServer(Party[FedBoostConfig]):
     STATE = ("layout", "trees", "known", "gains")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
+    known: Tensor
+    gains: Tensor
     setup = steps.init_server
     findings = steps.importance
 

@@ -24,7 +24,7 @@ Differs:
         coefficients of standardized columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -78,13 +78,13 @@ class FedCoxClient(Party[FedCoxConfig]):
         keys = np.sort(binning.keys(designs.complete(self)[2]))
         return tensors(rows=binning.count([keys], Question(np.zeros(len(begins), np.int64), begins, size, parts)))
 
-    def events(self, *, design: Any) -> dict[str, Tensor]:
+    def events(self, *, design: Mapping[str, Any]) -> dict[str, Tensor]:
         """The events (T,) at each time, and the sum (p,) of the columns of all events."""
         z, y, place = rows_of(self, design)
         happened = np.bincount(place[y == 1], minlength=len(design["edges"]) + 1)
         return tensors(events=happened, sums=newton.added(z[y == 1], newton.bits_for(design["rows"])))
 
-    def reach(self, *, design: Any, beta: Tensor) -> dict[str, Tensor]:
+    def reach(self, *, design: Mapping[str, Any], beta: Tensor) -> dict[str, Tensor]:
         """The rows (256,) by the exponent of their largest part in `hazards`."""
         z, _, _ = rows_of(self, design)
         eta = newton.predictor(z, beta.numpy())
@@ -92,9 +92,9 @@ class FedCoxClient(Party[FedCoxConfig]):
         side = np.maximum(np.abs(z).max(1, initial=0), 1)
         return tensors(rows=newton.reach(np.where(far, np.inf, exp(np.where(far, 0, eta)) * side * side)))
 
-    def hazards(self, *, design: Any, beta: Tensor, bits: int) -> dict[str, Tensor]:
+    def hazards(self, *, design: Mapping[str, Any], beta: Tensor, bits: int) -> dict[str, Tensor]:
         """The sums (T, 1 + p + p (p + 1) / 2) of w, w z and w z z' over the rows with each time."""
-        self.design, self.beta = design, beta
+        self.design, self.beta = dict(design), beta
         z, _, place = rows_of(self, design)
         w, p, T = exp(newton.predictor(z, beta.numpy())), z.shape[1], len(design["edges"]) + 1
         i, j = np.triu_indices(p)
@@ -176,7 +176,7 @@ class FedCoxServer(Party[FedCoxConfig]):
         return table, inference.fit(self.design, [*events, *more], self.done)
 
 
-def rows_of(party: FedCoxClient, design: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rows_of(party: FedCoxClient, design: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The standardized columns (n, p) of the party's complete rows, their labels (n,) and places (n,) in the grid."""
     x, y, time = designs.complete(party)
     place = np.searchsorted(design["edges"].numpy(), binning.keys(time), side="right")

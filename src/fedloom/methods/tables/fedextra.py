@@ -92,6 +92,11 @@ class FedExtraConfig(steps.TreesConfig):
         """100 rounds unless the run says otherwise."""
         return 2
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Scores follow from the trees of `begin`, which enters no sum."""
+        return True
+
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Trees that an owner lacks come before a round's sums, and its own after them."""
         return {"segments": 64, "begin": 2}
@@ -108,7 +113,8 @@ class FedExtraConfig(steps.TreesConfig):
         if self.dp is None:
             return ()
         spent = lambda sigmas: epsilon([Releases(sigma) for sigma in sigmas], self.dp.delta)
-        return (Guarantee("sums of leaves", ABSENT, self.dp.delta, NOISE, spent),)
+        planned = lambda party, rounds: [self.dp.sigma] * rounds
+        return (Guarantee("sums of leaves", ABSENT, self.dp.delta, NOISE, spent, planned=planned),)
 
 
 @final
@@ -187,6 +193,7 @@ class FedExtraServer(Party[FedExtraConfig]):
     STATE = ("layout", "trees", "known", "gains")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
+    known: Tensor
     gains: Tensor
 
     def setup(self) -> None:

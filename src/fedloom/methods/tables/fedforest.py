@@ -143,6 +143,8 @@ class FedForestServer(Party[FedForestConfig]):
     STATE = ("layout", "trees", "known", "gains")
     layout: dict[str, Any]
     trees: dict[str, Tensor]
+    known: Tensor
+    gains: Tensor
     setup = steps.init_server
     findings = steps.importance
 

@@ -23,7 +23,7 @@ Differs:
         coefficients of standardized columns, not intercepts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -68,14 +68,14 @@ class FedGLMClient(Party[FedGLMConfig]):
         self.design: dict[str, Any] = {}
         self.beta = torch.zeros(predictors(self), 0, dtype=torch.float64)
 
-    def reach(self, *, design: Any, beta: Tensor) -> dict[str, Tensor]:
+    def reach(self, *, design: Mapping[str, Any], beta: Tensor) -> dict[str, Tensor]:
         """The rows (256,) by the exponent of their largest part in `derivatives`."""
         z, y = rows_of(self, design)
         return tensors(rows=newton.reach(newton.largest(family(self), z, y, beta.numpy())))
 
-    def derivatives(self, *, design: Any, beta: Tensor, bits: int) -> dict[str, Tensor]:
+    def derivatives(self, *, design: Mapping[str, Any], beta: Tensor, bits: int) -> dict[str, Tensor]:
         """The log-likelihood, gradient and negative Hessian at the coefficients beta (k, p)."""
-        self.design, self.beta = design, beta
+        self.design, self.beta = dict(design), beta
         z, y = rows_of(self, design)
         return tensors(sums=newton.derivatives(family(self), z, y, beta.numpy(), bits))
 
@@ -121,7 +121,7 @@ class FedGLMServer(Party[FedGLMConfig]):
             )
         beta = torch.zeros(predictors(self), 1 + int(design["kept"].sum()), dtype=torch.float64)
         beta[0, 0] = np.log(mean) if family(self) == "poisson" else 0.0
-        self.design, self.beta = design, beta
+        self.design, self.beta = dict(design), beta
 
     def back(self) -> None:
         """Go half the way back to the last accepted coefficients."""
@@ -185,7 +185,7 @@ def predictors(party: Party[FedGLMConfig]) -> int:
     return max(party.context.classes - 1, 1)
 
 
-def rows_of(party: FedGLMClient, design: Any) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(party: FedGLMClient, design: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """The standardized columns with an intercept (n, p) of the party's complete rows, and what is to be predicted (n,):
     labels, counts, or standardized numbers."""
     x, y, _ = designs.complete(party)

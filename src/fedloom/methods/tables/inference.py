@@ -1,6 +1,6 @@
 """Tables of exact linear models as statisticians expect them: errors, tests, intervals and the fit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from fedloom.core.page import LearnedTable
 from fedloom.methods.tables import newton
 
 
-def estimates(design: Any, accepted: Any) -> tuple[np.ndarray, np.ndarray]:
+def estimates(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients and standard errors (k, 1 + p) of the columns as they are, from those of standardized columns. A
     number's are in its own unit."""
     use = design["kept"].numpy()
@@ -49,7 +49,7 @@ def coefficients(
     return LearnedTable(title, (*head, f"{level:.0%} from", "to"), cells)
 
 
-def fit(design: Any, more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
+def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
     """The numbers of rows, these further values, and whether the steps have ended."""
     rows = float(design["rows"])
     cells = (

@@ -71,6 +71,11 @@ class StatsConfig(MethodConfig):
     def local_steps_of(self, rows: int) -> None:
         """None: the coordinator computes from sums; owners take no optimizer steps."""
 
+    @property
+    def sums_stand_alone(self) -> bool:
+        """Sums are of rows alone."""
+        return True
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
@@ -220,20 +225,20 @@ CLASS, TARGET = "class", "number to predict"
 """The names of the label in the tables."""
 
 
-def number_columns(party: Party[Any]) -> list[str]:
+def number_columns(party: Party[object]) -> list[str]:
     """The names (p,) of the columns of numbers, with the number to predict."""
     names = [name for name, words in zip(party.context.columns, party.context.words, strict=True) if not words]
     return [*names, *([TARGET] if party.context.target else [])]
 
 
-def categories(party: Party[Any]) -> list[tuple[str, Sequence[str]]]:
+def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:
     """The names and words of the categories, and of the classes."""
     c = party.context
     found = [(name, words) for name, words in zip(c.columns, c.words, strict=True) if words]
     return [*found, *([] if c.target else [(CLASS, [str(k) for k in range(c.classes)])])]
 
 
-def rows_of(party: Party[Any]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]]:
+def rows_of(party: Party[object]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]]:
     """The party's numbers (n, p) float64, and the words (n,) of each category, -1 where missing, with their count: see
     `number_columns` and `categories`."""
     rows, listed, target = party.context.rows, party.context.words, party.context.target
@@ -249,13 +254,13 @@ def rows_of(party: Party[Any]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]
     return x[:, is_number], [*words, (y, party.context.classes)]
 
 
-def sizes(party: Party[Any]) -> tuple[int, int, int]:
+def sizes(party: Party[object]) -> tuple[int, int, int]:
     """The columns of numbers, the words and classes, and the categories."""
     listed = categories(party)
     return len(number_columns(party)), sum(len(words) for _, words in listed), len(listed)
 
 
-def expected(party: Party[Any]) -> dict[str, Shape]:
+def expected(party: Party[object]) -> dict[str, Shape]:
     """The template of `moments`: counts, two in one word; digits of the sums and squares of numbers; c²/n of words."""
     (p, v, listed), parties = sizes(party), party.context.parties
     shapes = {"counts": (p + -(-(v + listed + 1) // 2),), "sums": (p, digits(BITS, parties)[0])}

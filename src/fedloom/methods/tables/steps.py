@@ -4,9 +4,9 @@ Everything that owners send is a sum of integers, added by `Federation.total`, s
 rows are split over owners; see `fedloom.trees`. State and messages are trees of tensors; the functions here convert.
 """
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -91,6 +91,35 @@ class TreesConfig(MethodConfig):
         return {"segments": 64, "histograms": 64}
 
 
+class TreesParty(Protocol):
+    """A party with agreed bins and the trees over them, as messages: `layout` is {} before the first."""
+
+    layout: dict[str, Any]
+    trees: dict[str, Tensor]
+
+    @property
+    def cfg(self) -> TreesConfig:
+        """The settings."""
+
+    @property
+    def context(self) -> ClientContext:
+        """The party's context."""
+
+
+class TreesOwner(TreesParty, Protocol):
+    """An owner of rows; `node` (T, n) is the node of each row in each of the trees that grow."""
+
+    node: Tensor
+
+
+class TreesServer(TreesParty, Protocol):
+    """The server: `known` (parties,) are the trees that each owner has, -1 before its first message; `gains` (F,) those
+    of all splits by column."""
+
+    known: Tensor
+    gains: Tensor
+
+
 # -- trees of tensors and arrays ----------------------------------------------------------------------------------
 
 
@@ -99,7 +128,7 @@ def tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(x, order="C")) for name, x in arrays.items()}
 
 
-def arrays(tree: Any) -> dict[str, np.ndarray]:
+def arrays(tree: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """The tensors of a flat tree as arrays."""
     return {name: x.cpu().numpy() for name, x in tree.items()}
 
@@ -112,18 +141,23 @@ def layout_tree(layout: Bins) -> dict[str, Tree]:
     return {**found, "sha256": digest(found)}
 
 
-def layout_of(tree: Any) -> Bins:
+def layout_of(tree: Mapping[str, Any]) -> Bins:
     """The bins of a message."""
     found = arrays({name: x for name, x in tree.items() if name != "sha256"})
     return Bins(tuple(np.split(found["edges"], np.cumsum(found["lengths"])[:-1])), found["category"])
 
 
 def trees_tree(trees: Trees) -> dict[str, Tensor]:
-    """Trees as a message."""
-    return tensors(**{field.name: getattr(trees, field.name) for field in fields(Trees)})
+    """Trees as a message, copied."""
+    return tensors(**vars(trees))
 
 
-def trees_of(tree: Any) -> Trees:
+def as_tree(trees: Trees) -> dict[str, Tensor]:
+    """Trees, which nothing else changes, as a message."""
+    return {name: torch.from_numpy(x) for name, x in vars(trees).items()}
+
+
+def trees_of(tree: Mapping[str, Tensor]) -> Trees:
     """The trees of a message."""
     return Trees(**arrays(tree))
 
@@ -149,9 +183,9 @@ def no_trees(values: int) -> dict[str, Tensor]:
     )
 
 
-def extended(model: Any, news: Trees) -> dict[str, Tensor]:
+def extended(model: Mapping[str, Tensor], news: Trees) -> dict[str, Tensor]:
     """The model with more trees."""
-    return trees_tree(joined([trees_of(model), news]) if len(model["root"]) else news)
+    return as_tree(joined([trees_of(model), news])) if len(model["root"]) else trees_tree(news)
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
@@ -191,7 +225,7 @@ class Binned:
     y: np.ndarray
 
 
-def columns(party: Party[TreesConfig], x: Tensor) -> np.ndarray:
+def columns(party: TreesParty, x: Tensor) -> np.ndarray:
     """The columns (n, F) float32 of rows x (n, ...), with the party's number as the last one if the config says so."""
     values: np.ndarray = x.flatten(1).float().cpu().numpy()
     if not party.cfg.owner_column:
@@ -199,12 +233,12 @@ def columns(party: Party[TreesConfig], x: Tensor) -> np.ndarray:
     return np.concatenate([values, np.full((len(values), 1), party.context.id, np.float32)], axis=1)
 
 
-def own_columns(party: Party[TreesConfig]) -> np.ndarray:
+def own_columns(party: TreesParty) -> np.ndarray:
     """The columns (n, F) of the party's own rows."""
     return columns(party, party.context.rows.every)
 
 
-def own_labels(party: Party[object]) -> np.ndarray:
+def own_labels(party: TreesParty) -> np.ndarray:
     """The labels (n,) of the party's own rows."""
 
     def make() -> np.ndarray:
@@ -215,12 +249,12 @@ def own_labels(party: Party[object]) -> np.ndarray:
     return kept(party.context, "labels", "", make)
 
 
-def row_kinds(party: Party[Any]) -> int:
+def row_kinds(party: TreesParty) -> int:
     """The length of `own_rows`."""
     return 256 if party.context.target is not None else party.context.classes
 
 
-def own_rows(party: Party[Any]) -> np.ndarray:
+def own_rows(party: TreesParty) -> np.ndarray:
     """The party's own rows (K,) by class, or (256,) by exponent of the number to predict."""
     y = own_labels(party)
     counts: np.ndarray = (
@@ -229,7 +263,7 @@ def own_rows(party: Party[Any]) -> np.ndarray:
     return counts
 
 
-def binned(party: Any) -> Binned:
+def binned(party: TreesParty) -> Binned:
     """The party's own rows by the agreed bins in its `layout`."""
 
     def make() -> Binned:
@@ -240,7 +274,7 @@ def binned(party: Any) -> Binned:
     return kept(party.context, "binned", party.layout["sha256"], make)
 
 
-def segments(party: Any, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
+def segments(party: TreesParty, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
     """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`."""
 
     def make() -> list[np.ndarray]:
@@ -250,7 +284,7 @@ def segments(party: Any, *, column: Tensor, start: Tensor, size: int, parts: int
     return tensors(rows=binning.count(kept(party.context, "keys", "", make), asked))
 
 
-def words_of(party: Any, *, sizes: Tensor) -> dict[str, Tensor]:
+def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
     """The party's rows with each word, (sum of sizes,): one category after the other. `sizes` (F,) has the number of
     words of a category, and 0 for numbers."""
     found = [np.empty(0, np.int64)]
@@ -260,13 +294,13 @@ def words_of(party: Any, *, sizes: Tensor) -> dict[str, Tensor]:
     return tensors(rows=np.concatenate(found))
 
 
-def move(party: Any, splits: Any) -> None:
+def move(party: TreesOwner, splits: Mapping[str, Tensor]) -> None:
     """Move the party's rows to the children of the nodes that were split, in its `node` (T, n), in place."""
     if len(splits["node"]):
         splits_of(splits).move(party.node.numpy(), binned(party).bins)
 
 
-def catch_up(party: Any, first: int, trees: Any) -> Trees:
+def catch_up(party: TreesParty, first: int, trees: Mapping[str, Tensor]) -> Trees:
     """Add the trees from number `first` on, of which the party may have some, to its `trees`; those that it lacked.
 
     Raises:
@@ -289,7 +323,7 @@ def roots(trees: int, rows: int) -> Tensor:
     return torch.arange(trees, dtype=torch.int32)[:, None].repeat(1, rows)
 
 
-def bins_of(party: Any, x: Tensor) -> np.ndarray:
+def bins_of(party: TreesParty, x: Tensor) -> np.ndarray:
     """The bins (n, F) of rows x (n, F)."""
     return layout_of(party.layout).of(columns(party, x))
 
@@ -297,7 +331,7 @@ def bins_of(party: Any, x: Tensor) -> np.ndarray:
 _SCORES: MutableMapping[Tensor, tuple[int, str, np.ndarray]] = WeakTensorKeyDictionary()
 
 
-def scores(party: Any, x: Tensor, outputs: int) -> np.ndarray:
+def scores(party: TreesParty, x: Tensor, outputs: int) -> np.ndarray:
     """The sums (outputs, n) int64 over the party's `trees` for rows x (n, F).
 
     They are remembered as long as the tensor `x` lives, because test rows stay the same while trees are added.
@@ -319,7 +353,7 @@ def scores(party: Any, x: Tensor, outputs: int) -> np.ndarray:
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-def init_server(server: Any) -> None:
+def init_server(server: TreesServer) -> None:
     """Neither bins nor trees. `known` (parties,): the trees that each owner has, -1 before its first message."""
     server.layout, server.trees = {}, no_trees(1)
     server.known = torch.full((server.context.parties,), -1)
@@ -327,7 +361,7 @@ def init_server(server: Any) -> None:
     server.gains = torch.zeros(columns, dtype=torch.float64)
 
 
-def importance(server: Any) -> list[LearnedTable]:
+def importance(server: TreesServer) -> list[LearnedTable]:
     """The share of each column in all gains of splits, the largest first."""
     names = [*server.context.columns, *["owner"] * server.cfg.owner_column]
     shares = (server.gains / server.gains.sum().clamp(min=1e-300)).tolist()
@@ -402,13 +436,13 @@ def splits_tree(splits: Splits) -> dict[str, Tensor]:
     )
 
 
-def splits_of(tree: Any) -> Splits:
+def splits_of(tree: Mapping[str, Tensor]) -> Splits:
     """The splits of a message."""
     s = arrays(tree)
     return Splits(s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"])
 
 
-def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
+def news(server: TreesServer, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
     """For each client the bins, if it has none, and the trees that it lacks."""
     model, messages = trees_of(server.trees), {}
     for i in clients:
@@ -418,7 +452,7 @@ def news(server: Any, clients: Sequence[int]) -> dict[int, dict[str, Tree]]:
     return messages
 
 
-def begin(fed: Federation, server: Any, clients: Sequence[int]) -> tuple[int, ...]:
+def begin(fed: Federation, server: TreesServer, clients: Sequence[int]) -> tuple[int, ...]:
     """Send each client the bins and trees that it lacks; the clients that have all."""
     now = len(server.trees["root"])
     if lacking := [i for i in clients if int(server.known[i]) < now]:
@@ -427,7 +461,7 @@ def begin(fed: Federation, server: Any, clients: Sequence[int]) -> tuple[int, ..
     return tuple(i for i in clients if int(server.known[i]) == now)
 
 
-def learn(server: Any, trees: Trees, gains: np.ndarray, learned: Iterable[int]) -> None:
+def learn(server: TreesServer, trees: Trees, gains: np.ndarray, learned: Iterable[int]) -> None:
     """Add trees, and the gains (F,) of their splits by column, to the server's; these clients have taken the trees."""
     server.trees = extended(server.trees, trees)
     server.gains = server.gains + torch.from_numpy(gains)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedloom.core import message
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.node.config import NodeData
@@ -26,7 +27,7 @@ class OwnerLimits:
         party: of the run.
     """
 
-    def __init__(self, budget: Budget, cohort: str, data: NodeData, party: Party[Any]) -> None:
+    def __init__(self, budget: Budget, cohort: str, data: NodeData, party: Party[MethodConfig]) -> None:
         assert data.rows is not None
         self._budget, self._cohort, self._data, self._party = budget, cohort, data, party
         self._file: Path = data.rows
@@ -48,7 +49,8 @@ class OwnerLimits:
         cfg, context = self._party.cfg, self._party.context
         if cfg.guarantees:
             return  # charged by its ε
-        if cfg.trust == "distance" and cfg.trust_bits is None and not self._data.exact_distances:
+        exact = getattr(cfg, "trust", None) == "distance" and getattr(cfg, "trust_bits", None) is None
+        if exact and not self._data.exact_distances:
             raise refused("distances are sent in few bits: set params.trust_bits, such as 4")
         facts = {name: str(getattr(cfg, name)) for name in SETTINGS}
         public = "" if context.public is None else context.public.digest

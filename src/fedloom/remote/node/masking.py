@@ -149,7 +149,7 @@ class SumKeeper:
         participants: of the run's sums.
         colluders: of the run: see `threshold`.
         least: the fewest nodes of a sum that the run's method needs.
-        past: the hash of what this node was asked before.
+        past: the hash of what this node was asked before the sum of a round and call: see `CallRecord.past`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class SumKeeper:
         participants: Participants,
         colluders: int = 0,
         least: int = 0,
-        past: Callable[[], str] = lambda: "",
+        past: Callable[[int, int], str] = lambda round, call: "",
     ) -> None:
         self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
         self._participants, self._colluders = participants, colluders
@@ -237,8 +237,9 @@ class SumKeeper:
         except (MessageError, KeyError, TypeError) as error:
             return Failure("not a message", str(error))
         asked = question(
-            request["round"], request["method"], weight or "", request["expect"], names, shared, self._past()
-        )
+            request["round"], request["method"], weight or "", request["expect"], names, shared,
+            self._past(request["round"], request["call"]),
+        )  # fmt: skip
         now.arguments = message.digest({"method": request["method"], "shared": shared})
         self._record.keep(now.arguments, names)
         if now.whole:
@@ -262,7 +263,7 @@ class SumKeeper:
         member = SumMember(self._own, f"{self._context}/{name}".encode(), self._sign, verify, self._colluders)
         self._sums[name] = _Sum(member, request["round"], request["method"], certificates)
         keys, shown = member.keys(), b"" if self._credentials is None else self._credentials.shown
-        past = self._past().encode()
+        past = self._past(request["round"], -1).encode()
         return payload.pack({"names": [*unwanted]}, keys.mask, keys.seal, keys.signature, shown, past)
 
     def _sum(self, name: str) -> _Sum:

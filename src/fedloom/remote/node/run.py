@@ -11,6 +11,7 @@ from typing import Any, Final
 from fedloom.core.errors import CheckpointError
 from fedloom.core.evaluation import exact_scores
 from fedloom.core.message import Tree
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.experiment.plan.node_party import NodeParty
 from fedloom.remote import rpc_errors
@@ -89,10 +90,11 @@ class NodeRun:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self.calls = CallRecord(self.store.folder, self.party.MEANS)
+        brief = self.party.MEANS if self.party.cfg.sums_stand_alone else ()
+        self.calls = CallRecord(self.store.folder, brief)
 
     @property
-    def party(self) -> Party[Any]:
+    def party(self) -> Party[MethodConfig]:
         """The node's party."""
         return self.place.party
 

@@ -21,12 +21,12 @@ class CallRecord:
 
     Args:
         folder: of the run.
-        summed: the methods whose replies are only sent in sums.
+        brief: the methods whose arguments matter in their round alone: those of sums that stand alone.
     """
 
-    def __init__(self, folder: Path, summed: Collection[str] = ()) -> None:
-        self._summed = summed
-        self._asked: list[tuple[int, str]] = []  # round and hash of each other call, in order
+    def __init__(self, folder: Path, brief: Collection[str] = ()) -> None:
+        self._brief = brief
+        self._asked: list[tuple[int, int, str, str]] = []  # call, round, method, arguments; in order
         self._lines = Lines(folder / FILE)
         self._newest = -1  # of the rounds in _now
         self._now: dict[tuple[int, str, int], dict[int, str]] = defaultdict(dict)  # call number -> arguments
@@ -62,11 +62,17 @@ class CallRecord:
             raise refused(f"{method} was answered in round {round} with other arguments, before this node went back")
         self._write([call, *key, arguments])
 
-    @property
-    def past(self) -> str:
-        """The hash of all calls of methods that are not summed, with their arguments, as of nodes that were asked
-        alike."""
-        return hashlib.sha256("".join(text for _, text in self._asked).encode()).hexdigest()
+    def past(self, round: int, call: int = -1) -> str:
+        """The hash of what this node was asked before, as of nodes that were asked alike, whether a sum was opened or
+        not: a sum that is begun and dropped teaches a party, too.
+
+        Args:
+            round: of the sum.
+            call: the number of the call to be summed, which is left out if it is the newest; -1 for none.
+        """
+        before = self._asked[:-1] if self._asked and self._asked[-1][0] == call else self._asked
+        lines = [f"{at} {what} {how}\n" for _, at, what, how in before if at == round or what not in self._brief]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def back(self, round: int) -> None:
         """Record that the run continues before this round."""
@@ -81,13 +87,13 @@ class CallRecord:
         if len(line) == 1:
             self._now = defaultdict(dict, {key: calls for key, calls in self._now.items() if key[0] < int(line[0])})
             self._newest = max((known for known, *_ in self._now), default=-1)
-            self._asked = [(known, text) for known, text in self._asked if known < int(line[0])]
+            self._asked = [asked for asked in self._asked if asked[1] < int(line[0])]
             return
         call, round, method, asker, arguments = line
         key = int(round), str(method), int(asker)
         self._now[key][int(call)] = str(arguments)
         self._newest = max(self._newest, key[0])
-        if method not in self._summed and asker == -1:
-            self._asked.append((int(round), f"{round} {method} {arguments}\n"))
+        if asker == -1:
+            self._asked.append((int(call), int(round), str(method), str(arguments)))
         if arguments not in self._ever[key]:
             self._ever[key].append(str(arguments))

@@ -47,7 +47,7 @@ from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
 from fedloom.remote.node.run import NodeRun, Scored, light
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, prune
 from fedloom.remote.node.task_runner import work
-from fedloom.remote.node.terms import sha256, summary, terms
+from fedloom.remote.node.terms import own_epsilon, sha256, summary, terms
 from fedloom.remote.node.time_limit import TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 from fedloom.remote.secret import secret
@@ -99,6 +99,7 @@ class NodeService:
         self._clock: Callable[[], float] = monotonic
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queued = 0
+        self._planned: dict[str, tuple[str, ...]] = {}  # of the newest text that was shown
         self._limit: TimeLimit | None = None
         self._working: NodeRun | None = None
         self._node_runs: dict[str, NodeRun] = {}
@@ -194,12 +195,28 @@ class NodeService:
         self.approvals.check_stop(_check_run_id(request["run"]))
         return await self._matcher.answer(caller, request, rest)
 
-    def _approve(self, caller: str, run: str, text: str) -> None:
-        """Check that the site has approved a run of this config, if it is about own rows."""
+    def _approve(self, caller: str, run: str, text: str, own: Sequence[str] = ()) -> None:
+        """Check that the site has approved a run of this config, if it is about own rows; `own` as in `summary`."""
         found, method, rounds = self._read_config(caller, text)
-        own = self.config.data[found.data.name].rows is not None
+        if self.config.data[found.data.name].rows is None:
+            self.approvals.check(run, caller, "")
+            return
         cfg = found.resolve()[1]
-        self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds) if own else "")
+        self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds, own))
+
+    async def _own_epsilon(self, caller: str, run: str, text: str) -> tuple[str, ...]:
+        """What a run with noise spends at most, for its approval. The file is read once for each text."""
+        found, _, rounds = self._read_config(caller, text)
+        data = self.config.data[found.data.name]
+        if data.rows is None or self.config.approve == "off" or not found.resolve()[1].promises:
+            return ()
+        at = data.rows.stat()
+        which = sha256(f"{text} {at.st_size} {at.st_mtime_ns}")
+        if which not in self._planned:
+            facts = {"caller": caller, "party": 0, "config": text}
+            place = await self._work(lambda: self._build_party(facts, Store(self._folder / f"run-{run}")))
+            self._planned = {which: tuple(own_epsilon(place.party, rounds))}
+        return self._planned[which]
 
     def stop_runs(self) -> None:
         """End the runs that the site has stopped since: work under way is interrupted and undone. And write down what
@@ -231,7 +248,8 @@ class NodeService:
         request, _ = await asyncio.to_thread(payload.unpack, body, _OPEN)
         payload.check_versions(request["protocol"], request["version"])
         run = _check_run_id(request["run"])
-        self._approve(caller, run, payload.joined(request["config"]))
+        text = payload.joined(request["config"])
+        self._approve(caller, run, text, await self._own_epsilon(caller, run, text))
         async with self._opening:
             now = self._node_runs.get(run)
             if now is not None and now.caller != caller:
@@ -302,7 +320,7 @@ class NodeService:
                 self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
                 Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
                 place.party.cfg.least_in_sum(place.party.context),
-                (lambda: "") if place.counts is None else lambda: node_run.calls.past,
+                (lambda round, call: "") if place.counts is None else node_run.calls.past,
             )  # fmt: skip
             return node_run
 

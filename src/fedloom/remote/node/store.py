@@ -24,6 +24,7 @@ import safetensors.torch
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.core.paths import lock, write_atomically
 from fedloom.remote.payload import VERSIONS
@@ -107,7 +108,7 @@ class Store:
         except (MessageError, IndexError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a node's state: {error}") from None
 
-    def write_model(self, party: Party[Any], facts: Mapping[str, Any]) -> None:
+    def write_model(self, party: Party[MethodConfig], facts: Mapping[str, Any]) -> None:
         """Write the party's network, if it has one, to `model.safetensors`, for the node's owner."""
         if party._network is None:
             return

@@ -11,6 +11,7 @@ from fedloom.core import message
 from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run_task
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
+from fedloom.core.method import MethodConfig
 from fedloom.core.party import Note, Party
 from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
@@ -200,7 +201,7 @@ def line(
 class _Watch:
     """Detects whether a party's state changes, without reading its network's memory."""
 
-    def __init__(self, party: Party[Any]) -> None:
+    def __init__(self, party: Party[MethodConfig]) -> None:
         self._party = party
         self._before = self._own()
         self._touched = False

@@ -7,12 +7,14 @@ at all nodes of a run, and their hash is part of every secure sum, so nodes that
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
 from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import sizes
 from fedloom.remote.node.config import NodeConfig
@@ -45,8 +47,24 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def summary(config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int) -> str:
-    """What a node's owner approves: the terms, and what this node does with them."""
+def own_epsilon(party: Party[Any], rounds: int) -> list[str]:
+    """A line for each guarantee that this node's noise gives: the most that a run of so many rounds spends."""
+    return [
+        f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = {one.delta:g} for "
+        f"{one.message}, with {len(party.data):,} training rows. All else is sent without noise, as numbers of rows."
+        for one in party.cfg.guarantees
+        if not one.by_server and one.planned is not None
+    ]
+
+
+def _up(epsilon: float) -> str:
+    return f"{math.ceil(epsilon * 1000) / 1000:g}"
+
+
+def summary(
+    config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: Any, rounds: int, own: Sequence[str] = ()
+) -> str:
+    """What a node's owner approves: the terms, and what this node does with them, with the lines `own`."""
     data = config.data[run.data.name]
     common = terms(run, method, cfg, rounds)
     looks = f"yes, with noise, at most {data.looks} in all runs" if data.score and config.evaluate else "no"
@@ -55,6 +73,7 @@ def summary(config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg
         common,
         f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
         f"What is sent: {config.outgoing}; {epsilon}.",
+        *own,
         f"Scores of models: {looks}. Notes: {'yes' if config.notes else 'no'}.",
     ]
     if run.aggregate.secure:
