@@ -47,7 +47,7 @@ def test_an_error_in_the_middle_of_a_run_is_the_divergence_that_caused_it() -> N
 
 
 def test_a_joint_prediction_that_diverged_is_left_out() -> None:
-    small = {"clients": 2, "rounds": 1, "evaluate": {"points": 1}}
+    small: dict[str, Any] = {"clients": 2, "rounds": 1, "evaluate": {"points": 1}}
     found = library.compare(["split", {"method": "split", "name": "hot", "params": HOT}], **small)
     assert [m["name"] for m in found["methods"]] == ["split"]
     assert found["left_out"][0]["reason"] == "predictions are not finite, as training diverged: lower params.lr"

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedloom.core.engine import run_task
 from fedloom.core.scores import auc
 from fedloom.remote.node import task_runner
 
@@ -54,7 +55,7 @@ def told(folder: Path) -> float:
     """The AUC by which the tiny numbers of a call tell whether all rows are above a threshold, or none."""
     run: Any = config(4.0, CALLS, FORM)
     run = run.model_copy(update={"models": run.models.model_copy(update={"pool": ("mlp",)})})
-    node, honest, counted = Node(folder, USUAL, run), task_runner.run_task, list[int]()
+    node, honest, counted = Node(folder, USUAL, run), run_task, list[int]()
 
     def counting(*arguments: Any) -> Any:
         with Tiny() as tiny:

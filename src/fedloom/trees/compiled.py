@@ -4,24 +4,26 @@ Import it only for large work, as Numba takes a second to load. Its code is kept
 """
 
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from typing import TypeVar
 
 import numpy as np
 
-try:
-    from numba import njit
-except ImportError:
-    INSTALLED = False
-
-    def njit(**_: bool) -> Callable[[Any], Any]:
-        """A decorator that compiles nothing: tests run the loops in Python."""
-        return lambda function: function
-
-else:
-    INSTALLED = True
+Loop = TypeVar("Loop", bound=Callable[..., None])
+INSTALLED = find_spec("numba") is not None
 
 
-@njit(cache=True, nogil=True)
+def njit(loop: Loop) -> Loop:
+    """The loop, compiled when it first runs; as it is without Numba, as tests run it."""
+    if not INSTALLED:
+        return loop
+    import numba
+
+    compiled: Loop = numba.njit(cache=True, nogil=True)(loop)
+    return compiled
+
+
+@njit
 def add_words(
     cells: np.ndarray, words: np.ndarray, node: np.ndarray, place: np.ndarray, width: int, out: np.ndarray
 ) -> None:
@@ -36,7 +38,7 @@ def add_words(
                 out[at * width + cells[i, f]] += words[i]
 
 
-@njit(cache=True, nogil=True)
+@njit
 def add_classes(
     bins: np.ndarray,
     y: np.ndarray,
@@ -57,7 +59,7 @@ def add_classes(
                     out[starts[at, j] + bins[i, columns[at, j]], y[i]] += weight[t, i]
 
 
-@njit(cache=True, nogil=True)
+@njit
 def move(node: np.ndarray, bins: np.ndarray, place: np.ndarray, column: np.ndarray, to: np.ndarray) -> None:
     """Move rows from their node (n,) to the child `to` (s, B) of their bin, in place."""
     for i in range(len(node)):
