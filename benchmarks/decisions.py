@@ -2,7 +2,7 @@
 
     python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE]
 
-Each federation is drawn from one of twelve designs. Linear models are trained in 3 repeats of 4 folds, as
+Each federation is drawn from one of fourteen designs. Linear models are trained in 3 repeats of 4 folds, as
 `fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the mean of both. The true gain of an
 owner is that of the very models, on 20,000 fresh rows of its own; of a window of time, on those of that window. The
 table counts decisions by true gain, for each design.
@@ -45,6 +45,8 @@ class Federation:
 def federation(design: str, rng: np.random.Generator) -> Federation:
     """A federation of this design."""
     owners, columns = int(rng.choice([2, 4, 6, 12, 20])), int(rng.choice([6, 15, 40]))
+    if design == "many owners":
+        owners = int(rng.choice([50, 100]))
     sizes = rng.integers(60, 200, owners)
     common = rng.normal(size=columns) * rng.choice([0.5, 1.0, 1.5]) / np.sqrt(columns)
     own, intercept = np.tile(common, (owners, 1)), 0.0
@@ -65,6 +67,8 @@ def federation(design: str, rng: np.random.Generator) -> Federation:
         own = own * 0
     elif design == "imbalanced":
         intercept = 2.0
+    elif design == "two groups":
+        own[::2] = rng.normal(size=columns) * np.linalg.norm(common) / np.sqrt(columns)
     elif design == "plenty":
         sizes = rng.integers(500, 900, owners)
 
@@ -86,7 +90,7 @@ def federation(design: str, rng: np.random.Generator) -> Federation:
 
 DESIGNS = (
     "alike", "few rows", "plenty", "shifted", "unrelated", "one opposite", "one small", "half small", "no signal",
-    "imbalanced", "units", "time",
+    "imbalanced", "units", "time", "two groups", "many owners",
 )  # fmt: skip
 
 

@@ -204,6 +204,33 @@ def test_folds_in_lock_step_give_the_numbers_of_one_after_the_other(monkeypatch:
     assert (fast.chosen, fast.chosen_alone, fast.revealed) == (slow.chosen, slow.chosen_alone, slow.revealed)
 
 
+def test_later_repeats_train_what_the_rows_of_the_first_one_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All candidates in the first repeat; then one on either side for each fold. Labels of a fold do not choose for it:
+    with other labels of the fold in the choice, the same is chosen."""
+    config = TrialConfig(repeats=2, methods=("fedglm", "fedforest-mix"), alone=("logistic", "boosting"))
+    run = trial_run.TrialRun(planted([40] * 3, [1] * 3, columns=4), config, lambda *_: None)
+    trained: list[tuple[int, str, int]] = []
+    into = trial_run.TrialRun._train_into
+
+    def counted(
+        self: trial_run.TrialRun, kind: Any, found: Any, number: int, ks: Sequence[int], c: int, d: Any
+    ) -> None:
+        trained.append((c, kind.candidates[number].method, len(ks)))
+        into(self, kind, found, number, ks, c, d)
+
+    monkeypatch.setattr(trial_run.TrialRun, "_train_into", counted)
+    result = run.run()
+    assert (
+        result.repeats == 2 and sum(count for c, method, count in trained if c == 1 and method.startswith("fed")) == 4
+    )
+    assert {method for c, method, _ in trained if c == 0} == {"fedglm", "fedforest-mix"}
+    y, before = run.owners.data.y, run._choice(run.federated, 1)
+    for k in range(4):
+        y[run.folds[1] == k] = 1 - y[run.folds[1] == k]
+        assert run._choice(run.federated, 1)[k] == before[k]
+        y[run.folds[1] == k] = 1 - y[run.folds[1] == k]
+
+
 def test_owners_with_plenty_of_rows_do_not_join() -> None:
     trial = run_trial(planted([800] * 2, [1] * 2, columns=5), QUICK)
     assert {card.decision for card in trial.owners.values()} <= {"same", "alone"}

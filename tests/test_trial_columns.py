@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedloom
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, ModelError
 from fedloom.data.options import DataOptions
 from fedloom.experiment.trial import TrialConfig, trial_columns
 from fedloom.experiment.trial.columns import read_parties
@@ -68,6 +68,21 @@ def test_a_partner_that_tells_the_label_is_worth_joining_and_one_that_tells_noth
         [str(file) for file in files.values()], label="ill", id="patient", repeats=2, alone=("logistic",)
     )
     assert {**again.content(), "seconds": 0} == {**result.content(), "seconds": 0}
+
+
+def test_a_number_is_told_better_by_the_columns_of_a_partner(files: dict[str, Path], tmp_path: Path) -> None:
+    rng, n = np.random.default_rng(0), 160
+    iron = [line.split(",") for line in files["lab"].read_text().splitlines()[1:]]
+    known = {patient: float(value) for patient, value in iron}
+    lines = [f"p{i},{rng.normal():.3f},{30 + 5 * known.get(f'p{i}', 0.0) + rng.normal():.3f}" for i in range(n)]
+    (tmp_path / "stay.csv").write_text("\n".join(["patient,age,days", *lines]))
+    options = replace(OPTIONS, label="days")
+    found = [tmp_path / "stay.csv", files["lab"]]
+    result = trial_columns(found, options, TrialConfig(repeats=2, alone=("ridge",)))
+    card = result.owners["all people"]
+    assert result.metric == "rmse" and card.decision == "join" and card.gain is not None and card.gain > 0.3
+    with pytest.raises(ModelError, match="logistic cannot predict a number"):
+        trial_columns(found, options, TrialConfig(repeats=1, alone=("logistic",)))
 
 
 @pytest.mark.parametrize(

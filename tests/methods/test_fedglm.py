@@ -84,6 +84,28 @@ def test_the_bits_do_not_depend_on_the_split() -> None:
     assert found == {digest(fitted(x[order], y[order], [80], 3).server.accepted)}
 
 
+def test_missing_values_can_have_indicators_so_that_no_row_is_left_out() -> None:
+    """Against scikit-learn on the filled design: numbers by the mean of all owners' values, words by no word."""
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = table(400, seed=4)
+    x[:, :2][np.random.default_rng(5).random((400, 2)) < 0.4] = np.nan
+    x[300:, 1] = np.nan  # the last owner lacks a column
+    toys = [fitted(x, y, cuts, missing="indicator", l2=1.0) for cuts in ([100, 300], [300], [])]
+    assert len({digest(toy.server.accepted) for toy in toys}) == 1
+    assert toys[0].server.design["rows"] == 400
+    gaps = np.isnan(x[:, :3])
+    spread = (x[:, :2] - np.nanmean(x[:, :2], 0)) / np.nanstd(x[:, :2], 0)
+    hot = np.c_[x[:, 2] == 1, x[:, 2] == 2].astype(float)
+    hot[gaps[:, 2]] = np.nan
+    others = np.c_[gaps, np.isnan(x[:, 3])].astype(float)
+    parts = [(part - np.nanmean(part, 0)) / np.nanstd(part, 0) for part in (hot, others)]
+    design = np.nan_to_num(np.c_[spread, *parts])
+    expected = LogisticRegression(tol=1e-10, max_iter=1000).fit(design, y).predict_proba(design)
+    owner = toys[-1].party(0)
+    np.testing.assert_allclose(torch.softmax(owner.infer(owner.context.rows.every), -1), expected, atol=1e-4)
+
+
 def test_the_table_is_that_of_statisticians() -> None:
     x, y = table(500, seed=3)
     toy = fitted(x, y, [200])

@@ -113,7 +113,7 @@ def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[fl
         fields = method.config.model_fields.keys() - method.fixed.keys()
         if "raw rows" in method.needs:
             base = {key: value for key, value in OF_TABLES.items() if key in fields}
-            changes = {"": {}, **method.trial_variants}
+            changes: dict[str, Mapping[str, Any]] = {"": {}, **method.trial_variants}
             found += [Candidate(name, params={**base, **change}, note=note) for note, change in changes.items()]
             continue
         base = {key: value for key, value in recipe.items() if key in fields}

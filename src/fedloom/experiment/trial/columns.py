@@ -239,7 +239,7 @@ class _Side:
             priors,
             seed,
         )
-        self.first = np.zeros(0)  # (M, n, ...) of the black boxes, and of their mean
+        self.first: np.ndarray = np.zeros(0)  # (M, n, ...) of the black boxes, and of their mean
         self.chosen: list[np.ndarray] = []
 
     def repeat(self, c: int) -> None:

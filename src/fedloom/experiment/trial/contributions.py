@@ -66,7 +66,8 @@ def scores_of(metric: str, y: np.ndarray, predicted: np.ndarray, priors: np.ndar
         return np.array([contributions(metric, y, one, one_fold, priors)[0] for one in predicted])
     classes = (1,) if predicted.shape[2] == 2 else range(predicted.shape[2])
     areas = [_areas(y == k, predicted[:, :, k]) for k in classes if 0 < (y == k).sum() < len(y)]
-    return np.mean(areas, axis=0) if areas else np.full(len(predicted), np.nan)
+    found: np.ndarray = np.mean(areas, axis=0) if areas else np.full(len(predicted), np.nan)
+    return found
 
 
 def told(predicted: np.ndarray) -> np.ndarray:

@@ -133,7 +133,8 @@ class Predictions:
             return each[recipe]
         joint, alone = each[replace(recipe, mode=JOINT)], each[replace(recipe, mode=OWN)]
         w = own[:, None] if recipe.mode == PERSONAL else 0.5
-        return (1 - w) * joint + w * alone
+        mixed: np.ndarray = (1 - w) * joint + w * alone
+        return mixed
 
     def label(self, recipe: Recipe) -> str:
         """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
@@ -275,7 +276,8 @@ class TrialRun:
     def _chosen(self, kind: Predictions, c: int, data: Sequence[Dataset]) -> bool:
         """Choose the recipe of each fold of the c-th repeat, and train it unless the first repeat has; False if one
         could not be trained, and was dropped."""
-        choice, each = self._choice(kind, c), kind.first if c == 0 else {}
+        choice = self._choice(kind, c)
+        each: dict[Recipe, np.ndarray] = kind.first if c == 0 else {}
         for number in sorted({number for recipe in choice for number in kind.trained(recipe)}) if c else ():
             try:
                 ks = [k for k, recipe in enumerate(choice) if number in kind.trained(recipe)]
