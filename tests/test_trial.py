@@ -427,12 +427,19 @@ def test_images_arrays_and_a_list_with_one_for_each_owner() -> None:
 def test_mistakes_in_settings() -> None:
     with pytest.raises(ConfigError, match="needs label"):
         fedloom.trial("my.csv")
-    with pytest.raises(ConfigError, match="no setting 'splits' any more"):
-        fedloom.trial(table(), label="ill", group="hospital", splits=3)
+    with pytest.raises(ConfigError, match="no setting 'forest' any more"):
+        fedloom.trial(table(), label="ill", group="hospital", forest=True)
     with pytest.raises(ConfigError, match="no setting 'rounds'"):
         fedloom.trial(table(), label="ill", group="hospital", rounds=3)
     with pytest.raises(ConfigError, match="a time such as 90s"):
         fedloom.trial(table(), label="ill", group="hospital", budget="soon")
+
+
+def test_splits_of_an_older_version_are_repeats() -> None:
+    settings = {k: value for k, value in SMALL.items() if k != "repeats"}
+    with pytest.warns(DeprecationWarning, match="set repeats, not splits"):
+        found = fedloom.trial(table(), label="ill", group="hospital", splits=1, **settings)
+    assert found.repeats == 1
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

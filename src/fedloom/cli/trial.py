@@ -76,7 +76,7 @@ def trial(
         int | None,
         typer.Option(min=1, help="Repeats of the 4 folds, at most. Without --budget, results repeat exactly."),
     ] = None,
-    splits: Annotated[int | None, typer.Option(hidden=True)] = None,
+    splits: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A method to try. Repeatable. Default: a short list.")
     ] = None,
@@ -115,7 +115,8 @@ def trial(
     choice has seen. [bold]fedloom run trials/watch/recipe.toml[/] trains what was advised.
     """
     if splits is not None:
-        raise ConfigError("--splits is gone: every row is predicted in each of --repeats repeats of 4 folds")
+        err.print("--splits is deprecated: set --repeats. Every row is predicted once in each repeat of 4 folds.")
+        repeats = repeats or splits
     from fedloom.data.grammar import MISSING_WORDS, Decimal
     from fedloom.data.options import Missing, MissingColumns, Task
 

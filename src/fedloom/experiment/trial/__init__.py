@@ -6,6 +6,7 @@ choice that it took part in. A score is a mean of rows' contributions (`contribu
 its standard error (`evidence`); the owners' gains inform each other (`sharing`); both decide (`decide`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,8 +106,13 @@ def trial(
         ConfigError: a setting is invalid, or a method cannot be tried.
     """
     known = TrialConfig.__dataclass_fields__
+    if "splits" in settings:
+        warnings.warn(
+            "set repeats, not splits: every row is predicted once in each repeat of 4 folds", DeprecationWarning, 2
+        )
+        settings = {"repeats": settings["splits"]} | {k: value for k, value in settings.items() if k != "splits"}
     unknown = next((name for name in settings if name not in known), None)
-    if unknown in ("splits", "test", "forest"):
+    if unknown in ("test", "forest"):
         raise ConfigError(
             f"a trial has no setting {unknown!r} any more: every row is predicted once in each of `repeats` repeats of "
             "4 folds; set repeats=3, and alone=() for no black boxes"
