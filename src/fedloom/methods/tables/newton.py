@@ -21,6 +21,8 @@ NOT_UNIQUE: Final = (
     "no unique coefficients: columns are collinear, or separate the classes; leave a column out with data.drop, or set "
     "params.l2 above 0"
 )
+_CACHED: Final = 2**15
+"""Numbers of one of the arrays that are kept in the cache."""
 _FARTHEST: Final = 40.0
 FARTHEST_MEAN: Final = 60.0
 """A row whose mean would be above e^60 or below e^-60 has no bound: the step was too long."""
@@ -99,10 +101,23 @@ def derivatives(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bit
     2^-bits: see `likelihood` and `opened`."""
     value, slope, weight = likelihood(family, z, y, beta)
     parts = [added(value, bits)[None], *(added(z * own[:, None], bits) for own in slope)]
-    for a, b in zip(*np.triu_indices(len(beta)), strict=True):
-        weighted = z * weight[a, b][:, None]
-        parts += [added(z[:, [i]] * weighted[:, i:], bits) for i in range(z.shape[1])]
+    parts += [products(z, weight[a, b], bits) for a, b in zip(*np.triu_indices(len(beta)), strict=True)]
     return np.concatenate(parts)
+
+
+def products(z: np.ndarray, weight: np.ndarray, bits: int) -> np.ndarray:
+    """The sums (p (p + 1) / 2,) int64 of weight_n z_ni z_nj, j >= i, each rounded to steps of 2^-bits. They are added
+    for few rows at a time, so that products stay in the processor's cache."""
+    n, p = z.shape
+    ends = np.arange(p, 0, -1).cumsum()
+    total = np.zeros(p * (p + 1) // 2, np.int64)
+    for first in range(0, n, some := max(_CACHED // p, 1)):
+        x = np.ascontiguousarray(z[first : first + some].T)
+        weighted = np.ldexp(x * weight[first : first + some], bits)
+        for i, end in enumerate(ends):
+            found = weighted[i:] * x[i]
+            total[end - p + i : end] += np.rint(found, out=found).astype(np.int64).sum(1)
+    return total
 
 
 def reach(largest: np.ndarray) -> np.ndarray:
