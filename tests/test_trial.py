@@ -450,7 +450,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     def kept(name: str, *, progress: Any, **settings: Any) -> TrialResult:
         progress(1, 1, 0.0)
-        return once(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+        few = {"networks": ("linear",), "points": (2,)}
+        return once(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in (settings | few).items()})
 
     monkeypatch.setattr("fedloom.experiment.trial.trial", kept)
 

@@ -28,7 +28,7 @@ WEAKNESSES: Final = {
     "W6": "the time that a call takes is not covered by ε",
     "W7": "classes or cells of few rows are seen in what is sent, also in a sum",
 }
-"""By number, as in docs/officer.md."""
+"""By number, as in docs/results/leaks.md."""
 _BY_CLASS: Final = ("fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedglm")
 
 
