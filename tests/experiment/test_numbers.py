@@ -103,6 +103,7 @@ def test_clients_of_a_partition_hold_parts_of_the_range() -> None:
     strata, names = data.strata
     assert len(names) == 10 and np.bincount(strata).tolist() == [12] * 10
     assert data.y[strata == 3].max() < data.y[strata == 4].min()
+    assert len({*names}) == 10  # also of prices around 1e9 that differ in the sixth digit
 
 
 def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> None:
@@ -175,6 +176,23 @@ def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path:
     (tmp_path / "a.csv").write_text("\n".join(["id,size,price", *(f"{i},{size[i]},7.5" for i in range(160))]))
     with pytest.raises(DataError, match="at least 2 different numbers, but has 1"):
         fedloom.run(method, columns=columns)
+
+
+@pytest.mark.parametrize("incomplete", ["drop", "zeros", "mix"])
+def test_rows_that_a_party_lacks_predict_a_number_in_every_way(incomplete: str, tmp_path: Path) -> None:
+    """Mixed, prices are averaged as classes are (Entity Augmentation)."""
+    import pandas as pd
+
+    pd.DataFrame(prices()).drop(columns="owner").to_csv(tmp_path / "prices.csv", index=False)
+    found = fedloom.run(
+        "split",
+        data={"name": str(tmp_path / "prices.csv"), "label": "price", "clients": 2},
+        columns={"aligned": 60, "unaligned": 0, "missing": 0.2},
+        params={"incomplete": incomplete, "lr": 0.05},
+        models={"pool": ["mlp"]},
+        rounds=20,
+    )
+    assert found.rmse < 0.9 * found.summary["chance"]
 
 
 @pytest.mark.parametrize("method", ["fedmd", "fedal"])

@@ -102,5 +102,6 @@ def _without(view: PartyView, labels: np.ndarray, whole: np.ndarray) -> PartyVie
     """A party's view after its incomplete rows have become unaligned."""
     moved = ~whole & view.has(view.aligned)
     unaligned = np.concatenate([view.unaligned, view.aligned[moved]])
-    truth = None if view.truth is None else np.concatenate([view.truth, labels[moved]])
+    known = view.truth is not None and labels.dtype == view.truth.dtype  # a number to predict has no classes
+    truth = np.concatenate([view.truth, labels[moved]]) if known else None
     return replace(view, aligned=view.aligned[whole], unaligned=unaligned, truth=truth)

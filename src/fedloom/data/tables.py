@@ -67,7 +67,9 @@ def strata_of(y: np.ndarray, classes: Sequence[str], parts: int = 10) -> tuple[n
         return y, tuple(classes)
     edges = np.unique(np.quantile(y, np.arange(1, parts) / parts, method="higher"))
     edges = edges[edges > y.min()]
-    ends = [f"{edge:.6g}" for edge in edges]
+    ends = next(
+        names for digits in (6, 9, 12, 17) if len({*(names := [f"{edge:.{digits}g}" for edge in edges])}) == len(names)
+    )
     names = (
         [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends)), f"from {ends[-1]}"]
         if ends
