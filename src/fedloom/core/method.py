@@ -90,7 +90,7 @@ class Guarantee:
     note: str
     epsilon: Callable[[Sequence[float]], float]
     by_server: bool = False
-    planned: Callable[[Party[Any], int], Sequence[float]] | None = None
+    planned: Callable[[Party[object], int], Sequence[float]] | None = None
 
 
 class MethodConfig(BaseModel):

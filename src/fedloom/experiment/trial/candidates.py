@@ -17,7 +17,7 @@ from fedloom.core import graphs
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
-from fedloom.core.method import NEEDS, Method
+from fedloom.core.method import NEEDS, Method, MethodConfig
 from fedloom.core.party import Party
 from fedloom.core.task import Number, TaskKind
 from fedloom.data.dataset import Dataset, Kind
@@ -223,7 +223,7 @@ class CandidateTraining:
         self._lane: Lane[Outputs] | None = None
         self._engine: LockstepEngine | None = None
 
-    def _start(self, parties: Sequence[Party[Any]], *, seed: int) -> Engine:
+    def _start(self, parties: Sequence[Party[object]], *, seed: int) -> Engine:
         assert self._lane is not None
         self._engine = LockstepEngine(parties, self._lane, seed=seed)
         return self._engine
@@ -333,7 +333,7 @@ def _federation(
     fitted: Sequence[np.ndarray],
     seed: int,
     start: Callable[..., Engine],
-) -> tuple[list[Party[Any]], Party[Any] | None, Federation]:
+) -> tuple[list[Party[MethodConfig]], Party[MethodConfig] | None, Federation]:
     count, classes, target = len(fitted), len(data.classes), target_of(data)
     width = classes if target is None else target.width
     build = partial(models.build, model, data.input_shape, width, seed=seed) if model else None
@@ -363,7 +363,7 @@ def _federation(
 
 
 def _probabilities(
-    party: Party[Any], sets: Sequence[Rows], mode: str, broadcast: Mapping[str, Any]
+    party: Party[object], sets: Sequence[Rows], mode: str, broadcast: Mapping[str, Any]
 ) -> Iterator[np.ndarray]:
     with party.scratch():
         party.prepare(eval_mode=mode, broadcast=broadcast)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
-from fedloom.core.method import Method
+from fedloom.core.method import Method, MethodConfig
 from fedloom.core.party import Party
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import sizes
@@ -47,7 +47,7 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def own_epsilon(party: Party[Any], rounds: int) -> list[str]:
+def own_epsilon(party: Party[MethodConfig], rounds: int) -> list[str]:
     """A line for each guarantee that this node's noise gives: the most that a run of so many rounds spends."""
     return [
         f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = {one.delta:g} for "
