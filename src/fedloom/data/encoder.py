@@ -15,7 +15,7 @@ import numpy as np
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
-from fedloom.data.grammar import PLAIN, unread
+from fedloom.data.grammar import PLAIN, Order, dated, unread
 from fedloom.data.options import Understanding
 from fedloom.data.standalone import known_word
 from fedloom.data.tables import (
@@ -105,6 +105,33 @@ class ScaledNumber:
 
 
 @dataclass(frozen=True)
+class ScaledDate:
+    """A column of dates, whose training rows are known: the year as `ScaledNumber`, and the points of circles of
+    `DateParts`, which are 0 for a missing date."""
+
+    name: str
+    order: Order
+    """The form of the dates."""
+    year: ScaledNumber
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        return (*self.year.names, *self._parts.names[1:])
+
+    @property
+    def _parts(self) -> DateParts:
+        return DateParts(self.name, self.order, gaps=True)
+
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
+        """(n, 8..10) float32 from (n,) raw values. Raises DataError for a value that is no date."""
+        numbers = self._parts.encode(values)
+        return np.concatenate(
+            [self.year.encode(numbers[:, 0]), np.nan_to_num(numbers[:, 1:])], axis=1, dtype=np.float32
+        )
+
+
+@dataclass(frozen=True)
 class OneHot:
     """A column of words, one-hot encoded."""
 
@@ -138,7 +165,7 @@ class OneHot:
         return np.fromiter(map(found.__getitem__, words), np.int64, len(words))
 
 
-ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot | HashedText | DateParts
+ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | ScaledDate | OneHot | HashedText | DateParts
 
 
 @dataclass(frozen=True)
@@ -175,8 +202,8 @@ class TableEncoder:
         Numbers: missing values become the median, and a column "<name> missing" marks them if a fitted row lacks one.
         If the absolute skewness exceeds 3 and a logarithm reduces it, sign(v) log(1 + |v|) replaces v. Then mean 0 and
         s.d. 1. Words: stripped; a missing value is the word "?"; words of fewer than `rare` fitted rows, and unknown
-        words, share the column "other". Constant columns are dropped. The type of a column depends on all its rows:
-        see `typed`.
+        words, share the column "other". Dates: see `ScaledDate`. Constant columns are dropped. The type of a column
+        depends on all its rows: see `typed`.
 
         Args:
             columns: name -> (n,) numbers, booleans, or objects that are text or None.
@@ -184,8 +211,8 @@ class TableEncoder:
             rare: minimum number of fitted rows for a word to have its own column.
 
         Raises:
-            DataError: no rows, a column that is neither numbers nor text, a column of numbers with a few words, or
-                only constant columns.
+            DataError: no rows, a column that is neither numbers nor text, a column of numbers or dates with a few
+                words, or only constant columns.
         """
         if len(rows) == 0:
             raise DataError("A table's encoder needs at least one row to fit on.")
@@ -388,6 +415,11 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
         return OneHot(name, tuple(str(word) for word in column["words"]), bool(column["other"]))
     if "width" in column:
         return HashedText(name, int(column["width"]), str(column["hash"]))
+    if "year" in column:
+        year = _rule(dict(column["year"]))
+        if not isinstance(year, ScaledNumber):
+            raise ValueError(f"the year of column {name!r} is no scaled number")
+        return ScaledDate(name, DateParts(name, column["order"]).order, year)
     if "order" in column:
         return DateParts(name, column["order"], bool(column["gaps"]), bool(column["indicator"]))
     if "indicator" in column:
@@ -398,11 +430,13 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
     return ScaledNumber(name, bool(column["log"]), gaps=bool(column["gaps"]), **numbers)
 
 
-def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | OneHot | None:
+def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | ScaledDate | OneHot | None:
     """The rule of a `typed` column, or None if it is constant."""
     if values.dtype.kind != "O":
         return _fit_number(name, numbers_of(name, values)[rows])
     known = Counter(values[values != MISSING].tolist())
+    if dated(known):
+        return _fit_date(name, values, rows)
     refuse_mistakes(name, known)  # nearly all words would be rare
     if odd := unread(known, PLAIN):
         raise DataError(f"Column {name!r} has {odd.split(', or set')[0]}, or leave the column out.")
@@ -410,6 +444,16 @@ def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNu
     frequent = tuple(str(word) for word in words[counts >= rare] if word != OTHER)
     others = len(frequent) < len(words)
     return None if len(frequent) + others < 2 else OneHot(name, frequent, others)
+
+
+def _fit_date(name: str, values: np.ndarray, rows: np.ndarray) -> ScaledDate | None:
+    try:
+        rule = DateParts(name, gaps=True).fitted(values)
+        years = rule.encode(values)[rows, 0]
+    except DataError as error:  # a party's file has no settings of cells
+        raise DataError(str(error).split(", or list it")[0].rstrip(".") + "; or leave the column out.") from None
+    year = _fit_number(rule.names[0], years)
+    return None if year is None or rule.order == "any" else ScaledDate(name, rule.order, year)
 
 
 def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | None:
