@@ -256,6 +256,21 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
     return Content(columns, held_out)
 
 
+def read_table(file: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
+    """The columns of one CSV or Parquet file.
+
+    Raises:
+        DataError: as `read_csv`; or the file has pictures, or columns that only `datasets` knows.
+    """
+    if file.suffix.lower() != ".parquet" or not file.is_file():
+        return read_csv(file, needed=needed, grammar=grammar)
+    columns = _read_table(file, grammar)
+    for name in needed:
+        if name not in columns:
+            raise DataError(f"{file} must have a column {name!r}, but has {[*columns]}.{did_you_mean(name, columns)}")
+    return columns
+
+
 def _with_keys(table: dict[str, RawColumn], path: Path, file: Path) -> dict[str, RawColumn]:
     """A file's columns, and those of its folders: `site=n/part.parquet` has n in the column site."""
     keys = [part.partition("=") for part in file.relative_to(path).parts[:-1] if "=" in part] if path.is_dir() else []

@@ -347,9 +347,9 @@ def allowed(column: str, options: DataOptions) -> bool:
 
 def left_out(column: str, options: DataOptions) -> str:
     """Why `drop` or `keep` makes a column no feature; "" if they do not."""
-    if any(_matches(pattern, column) for pattern in options.drop):
+    if any(matches(pattern, column) for pattern in options.drop):
         return "dropped as you said"
-    return "not in data.keep" if options.keep and not any(_matches(p, column) for p in options.keep) else ""
+    return "not in data.keep" if options.keep and not any(matches(p, column) for p in options.keep) else ""
 
 
 def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool) -> str:
@@ -661,7 +661,7 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
     """Raise DataError if an entry of `drop` or `keep` fits no column that is left."""
     for setting, patterns in (("drop", options.drop), ("keep", options.keep)):
         for pattern in patterns:
-            if not any(_matches(pattern, column) for column in table.values):
+            if not any(matches(pattern, column) for column in table.values):
                 table.take(pattern, setting)
 
 
@@ -671,9 +671,9 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
         return [f"Column {column!r} holds spans of time: they are numbers of seconds."]
     if known.dtype.kind not in "fiu":
         return []
-    if code := _far_code(known):
+    if far := _far_code(known):
         return [
-            f"Column {column!r} has {code:.0f} in {int((known == code).sum())} rows, far from its other numbers: if it "
+            f"Column {column!r} has {far:.0f} in {int((known == far).sum())} rows, far from its other numbers: if it "
             "stands for a missing value, list it in data.missing_words."
         ]
     if not np.array_equal(known, np.floor(known)):
@@ -734,7 +734,8 @@ def _unclear(words: Mapping[str, int], grammar: Grammar) -> str:
     return DATES if dated(words) else unread(words, grammar)
 
 
-def _matches(pattern: str, column: str) -> bool:
+def matches(pattern: str, column: str) -> bool:
+    """Whether a column has this name, in which "*" stands for any text."""
     return pattern == column or (
         "*" in pattern and bool(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), column))
     )
