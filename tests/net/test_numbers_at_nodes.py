@@ -1,4 +1,4 @@
-"""A number to predict with differential privacy at nodes that gRPC reaches: the agreed scale, ε, and who has another."""
+"""A number to predict with differential privacy at nodes that gRPC reaches: scale, ε, and who has another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_of(path: Path, **changes: Any) -> Any:
     schema = {"columns": ["x", "z"], "label": "price", "label_scale": list(SCALE), "scale": {"x": [0, 1], "z": [0, 1]}}
     values: dict[str, Any] = {
         "method": "fedavg",
-        "rounds": 12,
+        "rounds": 6,
         "data": {"name": "prices", "clients": 3, "row_schema": schema, "test_fraction": 0.3},
         "models": {"pool": ["linear"]},
         "params": {"batch_size": 8, "epochs": 1, "lr": 0.5, "clients_per_round": 3, "dp": DP},
