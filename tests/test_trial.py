@@ -280,6 +280,7 @@ def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
         TrialConfig(alone=("oak",))
 
 
+@pytest.mark.each_time("fedboost-0", "fedglm-1")
 @pytest.mark.parametrize(("method", "variant"), [("fedforest-mix", 0), ("fedboost", 0), ("fedglm", 0), ("fedglm", 1)])
 def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_parties(
     method: str, variant: int
@@ -351,6 +352,7 @@ def test_a_users_own_page_is_tried() -> None:
     assert trial.tried[0].startswith(str(PAGE)) and trial.owners["owner-1"].federated is not None
 
 
+@pytest.mark.each_time("afind-plus", "fedproto")
 @pytest.mark.parametrize("method", ["afind-plus", "ditto", "fedproto", "per-fedavg", "fd", "fedavg-adam", "pens"])
 def test_other_families_run(method: str) -> None:
     config = TrialConfig(repeats=1, methods=(method,), networks=("mlp",), rates=(0.1,), points=(1, 2))

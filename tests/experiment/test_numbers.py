@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.weights import read_card
 from fedloom.methods import registry
+from tests.exported import predict
 
 OWNERS, ROWS = 3, 40
 
@@ -116,15 +115,14 @@ def test_an_exported_model_predicts_in_the_unit_everywhere(tmp_path: Path) -> No
     found = load_model(folder).predict(rows)
     assert found.shape == (7, 2) and (found[:, 1] > 0).all()
     assert float(np.abs(found[:, 0] - rows["price"]).mean()) < trained.summary["chance"]
-    script = [sys.executable, str(folder / "predict.py"), str(tmp_path / "rows.csv")]
-    answer = subprocess.run(script, capture_output=True, text=True, check=True)
-    assert answer.stdout.splitlines()[0] == "price,s.d."
-    said = [[float(word) for word in line.split(",")] for line in answer.stdout.splitlines()[1:]]
+    header, *answer = predict(folder, tmp_path / "rows.csv").splitlines()
+    assert header == "price,s.d."
+    said = [[float(word) for word in line.split(",")] for line in answer]
     np.testing.assert_allclose(said, found, rtol=1e-8)
     asked = ["predict", str(folder), str(tmp_path / "rows.csv"), "--out", str(tmp_path / "p.csv")]
     assert CliRunner().invoke(app, asked).exit_code == 0
     assert [line.split(",")[1:] for line in (tmp_path / "p.csv").read_text().splitlines()] == [
-        line.split(",") for line in answer.stdout.splitlines()
+        line.split(",") for line in [header, *answer]
     ]
 
 
@@ -156,6 +154,7 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
     assert found.summary["task"] == "number" and 0 < found.rmse < np.inf
 
 
+@pytest.mark.each_time("split")
 @pytest.mark.parametrize("method", ["split", "laser-vfl", "fedhssl"])
 def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path: Path) -> None:
     """The price depends on the columns of both; a row without a price is unaligned."""

@@ -18,6 +18,7 @@ import fedloom
 from fedloom.core.errors import DataError, FedloomError
 from fedloom.data.images import decode_images
 from fedloom.report.files import parsed
+from tests.exported import predict
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
@@ -102,10 +103,8 @@ def test_tied_weights_are_exported(tmp_path: Path) -> None:
     result = fedloom.run("fedavg", data=(X, Y), clients=2, rounds=1, models=Tied(), out=tmp_path / "run")
     folder = result.export(tmp_path / "models") / "server"
     (tmp_path / "rows.csv").write_text("\n".join(["x0,x1,x2", *(",".join(map(str, row)) for row in X.tolist())]))
-    said = subprocess.run(
-        [sys.executable, folder / "predict.py", tmp_path / "rows.csv"], capture_output=True, text=True, check=True
-    )
-    shares = np.array([line.split(",")[1:] for line in said.stdout.splitlines()[1:]], dtype=float)
+    said = predict(folder, tmp_path / "rows.csv").splitlines()
+    shares = np.array([line.split(",")[1:] for line in said[1:]], dtype=float)
     assert result.model is not None
     with torch.inference_mode():
         np.testing.assert_allclose(shares, result.model(torch.from_numpy(X)).softmax(-1).numpy(), atol=1e-5)
