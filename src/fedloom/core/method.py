@@ -153,6 +153,11 @@ class MethodConfig(BaseModel):
         return False
 
     @property
+    def rows_add_up(self) -> bool:
+        """Whether a page with `Party.ROWS` treats a row alike at each party, with these settings."""
+        return True
+
+    @property
     def exchanges(self) -> bool:
         """Whether clients exchange messages with these settings."""
         return True

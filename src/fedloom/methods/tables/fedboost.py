@@ -88,6 +88,7 @@ class FedBoostClient(Party[FedBoostConfig]):
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
+    ROWS = ("scores", "node", "words")
     segments = steps.segments
     words_of = steps.words_of
 

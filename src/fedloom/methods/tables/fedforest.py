@@ -79,6 +79,7 @@ class FedForestClient(Party[FedForestConfig]):
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
+    ROWS = ("node", "drawn")
     segments = steps.segments
     words_of = steps.words_of
 

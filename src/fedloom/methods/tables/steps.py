@@ -74,6 +74,11 @@ class TreesConfig(MethodConfig):
     def local_steps_of(self, rows: int) -> None:
         """None: trees have no optimizer steps."""
 
+    @property
+    def rows_add_up(self) -> bool:
+        """Unless the owner is a column."""
+        return not self.owner_column
+
     @field_validator("own_weight")
     @classmethod
     def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
@@ -457,21 +462,21 @@ def splits_of(tree: Mapping[str, Tensor]) -> Splits:
     return Splits(s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"])
 
 
-def news(server: TreesServer, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """For each client the bins, if it has none, and the trees that it lacks."""
-    model, messages = trees_of(server.trees), {}
-    for i in clients:
-        first = int(server.known[i])
-        lacked = trees_tree(model.after(max(first, 0)))
-        messages[i] = {"layout": server.layout if first < 0 else None, "first": max(first, 0), "trees": lacked}
-    return messages
+def news(server: TreesServer, known: int) -> dict[str, Any]:
+    """What a client lacks that has this many trees, -1 before its first message: the bins, and further trees."""
+    lacked = trees_tree(trees_of(server.trees).after(max(known, 0)))
+    return {"layout": server.layout if known < 0 else None, "first": max(known, 0), "trees": lacked}
 
 
 def begin(fed: Federation, server: TreesServer, clients: Sequence[int]) -> tuple[int, ...]:
     """Send each client the bins and trees that it lacks; the clients that have all."""
     now = len(server.trees["root"])
-    if lacking := [i for i in clients if int(server.known[i]) < now]:
-        taken = fed.call(lacking, "begin", each=news(server, lacking), expect=None)
+    if lacking := {i: known for i, known in enumerate(server.known.tolist()) if known < now and i in clients}:
+        messages = {known: news(server, known) for known in set(lacking.values())}
+        if len(messages) == 1:
+            taken = fed.call(lacking, "begin", shared=next(iter(messages.values())), expect=None)
+        else:
+            taken = fed.call(lacking, "begin", each={i: messages[k] for i, k in lacking.items()}, expect=None)
         server.known = server.known.index_fill(0, torch.tensor(list(taken), dtype=torch.long), now)
     return tuple(i for i in clients if int(server.known[i]) == now)
 
