@@ -38,6 +38,8 @@ SHARING = 3
 """Owners below which own rows decide alone."""
 LIKELY = 0.8
 """The probability from which an undecided owner is said to lean."""
+NARROWER = 0.9
+"""What another repeat may narrow standard errors to, at most."""
 MOST = 100
 """Beyond so many times the rows, "more rows" is no advice."""
 
@@ -75,12 +77,13 @@ UNKNOWN = 1e3
 """A standard error that tells nothing, of a gain of 0."""
 
 
-def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
+def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.0) -> list[OwnerVerdict]:
     """The verdict for each owner.
 
     Args:
         owners: the evidence of each.
         worth: the smallest gain that is worth federating for, above 0.
+        errors_times: what standard errors are multiplied by, to see what smaller ones would decide.
     """
     told = [i for i, one in enumerate(owners) if math.isfinite(one.gain) and one.fewest >= FEWEST]
     verdicts = [NOTHING] * len(owners)
@@ -91,6 +94,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
     used = [owners[i] for i in told]
     gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in owners])
     errors, freedom = standard_errors(used)
+    errors = errors * errors_times
 
     def not_above(value: float) -> np.ndarray:
         """The p-values (N,) of a gain of at most `value`; `not_below` of at least."""
@@ -146,6 +150,13 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
             _leaning(gain, more, inside) if open_ else "", _rows(used[j], float(errors[j]), worth) if open_ else None,
         )  # fmt: skip
     return verdicts
+
+
+def worth_repeating(owners: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], worth: float) -> bool:
+    """Whether another repeat may decide for an owner that is undecided: with standard errors times `NARROWER`."""
+    hoped = decide(owners, worth, errors_times=NARROWER)
+    pairs = zip(verdicts, hoped, strict=True)
+    return any(now.decision == "undecided" and then.decision != "undecided" for now, then in pairs)
 
 
 def _leaning(gain: float, more: float, inside: float) -> str:

@@ -32,14 +32,14 @@ from torch import Tensor
 
 from fedloom.core.page import EVERY_TASK, Federation, LearnedTable, Method, MethodError, Party, Shape
 from fedloom.methods.tables import design as designs
-from fedloom.methods.tables import inference, newton
-from fedloom.methods.tables.steps import tensors
+from fedloom.methods.tables import inference, newton, own_models
+from fedloom.methods.tables.steps import OwnModels, tensors
 
 SEPARATE = 1e-6
 """If the log-likelihood of a row is nearer to 0, columns separate the classes, and coefficients would grow forever."""
 
 
-class FedGLMConfig(designs.LinearConfig):
+class FedGLMConfig(OwnModels, designs.LinearConfig):
     """A round is one Newton step."""
 
     family: Literal["auto", "normal", "poisson"] = "auto"
@@ -87,12 +87,12 @@ class FedGLMClient(Party[FedGLMConfig]):
         z = designs.standardized(designs.columns(self, x), self.design)
         z, beta = np.where(np.isnan(z), 0, z), self.beta.numpy()
         if family(self) == "classes":
-            return torch.from_numpy(np.log(newton.probabilities(z, beta).T)).float()
+            return own_models.mixed(self, torch.from_numpy(np.log(newton.probabilities(z, beta).T)).float(), x)
         eta = newton.predictor(z, beta[0])
         mean, scale = self.design["outcome"].tolist()
         assert self.context.target is not None
         found = self.context.target.standardized(mean + scale * eta if family(self) == "normal" else np.exp(eta))
-        return torch.from_numpy(found[:, None])
+        return own_models.mixed(self, torch.from_numpy(found[:, None]), x)
 
 
 @final
