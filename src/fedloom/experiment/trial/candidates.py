@@ -276,10 +276,13 @@ def _at_once(
         data, cfg = _with_owner(data), cfg.model_copy(update={"owners": "none"})
     pooled, server, fed = _federation(method, cfg, "", data, [np.concatenate(fitted)], seed, start)
     rounds = _rounds(cfg)
-    for t in range(rounds):
-        fed.round = t
-        for _ in method.round(fed, server, (0,), cfg, t):
-            pass
+    if method.at_once is not None:
+        method.at_once(fed, server, pooled[0], cfg, rounds)
+    else:
+        for t in range(rounds):
+            fed.round = t
+            for _ in method.round(fed, server, (0,), cfg, t):
+                pass
     parts = {JOINT: 0.0, OWN: 1.0} if getattr(cfg, "mix", 0) else {"": None}
     found: dict[tuple[int, str], list[np.ndarray]] = {}
     contexts = _contexts(data, fitted, seed)  # what a party computes from its own rows is kept by its context

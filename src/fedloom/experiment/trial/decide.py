@@ -1,13 +1,13 @@
 """Decisions: join, stay alone, no difference, or undecided.
 
 An owner's own rows give one-sided p-values, adjusted over owners by Y. Benjamini and Y. Hochberg's procedure (JRSS B
-57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own estimate lies
-on the same side, as one owner may differ from all others. The first that holds:
+57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own rows do not
+speak against it, as one owner may differ from all others. The first that holds:
 
     same        |gain| < worth is shown by own rows, or has probability 0.975
     join        gain > 0 is shown by own rows
     alone       gain < worth is shown by own rows
-    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own gain > 0
+    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own rows leave gain ≥ 0 a p-value above 0.25
     alone       by all: P(gain < worth) ≥ 0.975, and own gain < worth
     undecided   otherwise
 
@@ -32,6 +32,9 @@ ALPHA = 0.025
 SURE, GAINS, WORTHWHILE = 0.975, 0.95, 0.5
 """Probabilities that decide by all owners: of no difference and of staying alone, of a gain, of a gain that is worth
 it."""
+AGAINST = 0.25
+"""The p-value of gain ≥ 0 by own rows, below which all owners cannot tell one to join. A tiny owner's estimate is often
+below 0 by chance: a small p-value, not its sign, says that the owner differs."""
 FEWEST = 3
 """Units of a class below which nothing is said."""
 SHARING = 3
@@ -105,7 +108,7 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
         found: np.ndarray = stats.t.cdf((gains - value) / errors, freedom)
         return found
 
-    joins, stays = not_above(0.0), not_below(worth)
+    joins, stays, losing = not_above(0.0), not_below(worth), not_below(0.0)
     shown = {
         "same": stats.false_discovery_control(np.maximum(not_above(-worth), not_below(worth))),
         "join": stats.false_discovery_control(joins),
@@ -138,7 +141,7 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
             decision = "join"
         elif shown["alone"][j] <= ALPHA:
             decision = "alone"
-        elif sharing and gain >= GAINS and more >= WORTHWHILE and gains[j] > 0:
+        elif sharing and gain >= GAINS and more >= WORTHWHILE and losing[j] > AGAINST:
             decision, by = "join", "all"
         elif sharing and 1 - more >= SURE and gains[j] < worth:
             decision, by = "alone", "all"

@@ -22,6 +22,8 @@ class Recipe:
 
 MIX = Recipe(-1, 0, "")
 """The mean of the probabilities of the black boxes."""
+HALF = "half by own models"
+"""What the equal mix of the model of all with own ones is called."""
 PERSONAL = "own weight for each owner"
 """The mode of a mix of the model of all with one of the owner's own rows, by weights of each owner: see `personal`."""
 
@@ -113,7 +115,10 @@ class Predictions:
         """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
         if recipe == MIX:
             return f"mean of {', '.join(self.candidates[number].label for number in self.boxes())}"
-        return f"{self.candidates[recipe.candidate].label}{f', {recipe.mode}' if recipe.mode else ''}"
+        mode = recipe.mode
+        if replace(recipe, mode=JOINT) in self.first:
+            mode = {JOINT: "", "": HALF}.get(mode, mode)
+        return f"{self.candidates[recipe.candidate].label}{f', {mode}' if mode else ''}"
 
     def counts(self) -> dict[str, int]:
         """How often each recipe was chosen, in folds of all repeats."""

@@ -404,26 +404,36 @@ class TrialRun:
         (out,) = advance([training], together=False)
         return out.ledger or Ledger()
 
-    def _pooled(self, recipe: Recipe) -> list[float | None]:
-        """The score of each owner's rows by the best recipe for training alone on the rows of all owners, in the first
-        repeat."""
-        folds = self.splits[0]
-        data = [standardized(self.owners, fold.train) for fold in folds]
-        wanted = [self.alone.candidates[number] for number in self.alone.trained(recipe)]
-        mean = np.zeros(self.priors[0].shape)
-        for candidate in wanted:
-            for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
-                key = (recipe.rounds, recipe.mode)
-                found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
-                for rows, probabilities in zip(fold.test, found, strict=True):
-                    mean[rows] += np.nan_to_num(probabilities) / len(wanted)
-        scores = []
+    def _pooled(self, alone: Recipe) -> list[float | None]:
+        """The score of each owner's rows by models of the rows of all owners, in the first repeat: by the best
+        candidate that trains them at once; without one, by the best recipe for training alone."""
+        kind, mean = self.federated, np.zeros(self.priors[0].shape)
+        at_once = [
+            recipe
+            for recipe in kind.first
+            if methods.named(kind.candidates[recipe.candidate].method).pooled
+            and (recipe.mode == JOINT or (not recipe.mode and replace(recipe, mode=JOINT) not in kind.first))
+        ]
+        if at_once:
+            scores = self._scores(told(np.stack([kind.first[recipe] for recipe in at_once])), self.folds[0] >= 0)
+            mean = kind.first[at_once[int(best(scores, self.weights))]]
+        else:
+            folds = self.splits[0]
+            data = [standardized(self.owners, fold.train) for fold in folds]
+            wanted = [self.alone.candidates[number] for number in self.alone.trained(alone)]
+            for candidate in wanted:
+                for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
+                    key = (alone.rounds, alone.mode)
+                    found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
+                    for rows, probabilities in zip(fold.test, found, strict=True):
+                        mean[rows] += np.nan_to_num(probabilities) / len(wanted)
+        scored = []
         for i in range(len(self.owners.names)):
             rows = self.owners.rows(i)
             rows = rows[self.folds[0][rows] >= 0]
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
-            scores.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
-        return scores
+            scored.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
+        return scored
 
     # -- the result ------------------------------------------------------------------------------------------------
 
