@@ -60,7 +60,7 @@ class OwnModels(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.own and getattr(self, "mix", 0):
+        if self.own and getattr(self, "mix", None):
             raise ValueError("own and mix both name models of the owner's own rows: leave one of them out")
         return self
 
