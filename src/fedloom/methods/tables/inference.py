@@ -7,6 +7,7 @@ import numpy as np
 
 from fedloom.core.page import LearnedTable
 from fedloom.methods.tables import newton
+from fedloom.methods.tables.drift import finite
 
 
 def estimates(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -43,9 +44,11 @@ def coefficients(
     statistic, width = beta / errors, law.ppf(0.5 + level / 2)
     more = (ratio,) if ratio else ()
     head = ("Column", "Coefficient", *more, "Std. error", "z" if freedom is None else "t", "p-value")
-    values = [beta, *([np.exp(beta)] if ratio else ()), errors, statistic, 2 * law.sf(np.abs(statistic))]
+    with np.errstate(over="ignore"):  # e to the coefficient of a column of tiny numbers
+        ratios = [np.exp(beta)] if ratio else []
+    values = [beta, *ratios, errors, statistic, 2 * law.sf(np.abs(statistic))]
     rows = np.stack([*values, beta - width * errors, beta + width * errors], 1)
-    cells = tuple((name, *row) for name, row in zip(names, rows.tolist(), strict=True))
+    cells = tuple((name, *map(finite, row)) for name, row in zip(names, rows.tolist(), strict=True))
     return LearnedTable(title, (*head, f"{level:.0%} from", "to"), cells)
 
 
