@@ -52,6 +52,11 @@ def coefficients(
     return LearnedTable(title, (*head, f"{level:.0%} from", "to"), cells)
 
 
+def without_errors(title: str, names: Sequence[str], beta: np.ndarray) -> LearnedTable:
+    """A row for each coefficient (p,): its value."""
+    return LearnedTable(title, ("Column", "Coefficient"), tuple(zip(names, beta.tolist(), strict=True)))
+
+
 def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
     """The numbers of rows, these further values, and whether the steps have ended."""
     rows = float(design["rows"])
