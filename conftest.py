@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from fnmatch import fnmatchcase
 
 import pytest
 import torch
@@ -29,9 +30,17 @@ settings.register_profile(
 settings.load_profile("fedloom")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Flower's tests come first: one takes two minutes, in which the other processes would have nothing left to do."""
+    """Flower's tests come first: one takes two minutes, in which the other processes would have nothing left to do.
+
+    Where `each_time` names parameters of a test, by patterns of their ids, the others are marked slow.
+    """
     items.sort(key=lambda item: "flower" not in item.path.parts)
+    for item in items:
+        named = item.get_closest_marker("each_time")
+        if named is not None and not any(fnmatchcase(item.callspec.id, pattern) for pattern in named.args):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -392,7 +392,7 @@ def test_help_shows_words_in_square_brackets() -> None:
 
 
 def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    command = ["run", "fedal", "--rounds", "120", "--out", "r", *FAST]
+    command = ["run", "fedal", "--rounds", "60", "--out", "r", *FAST]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedloom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -407,7 +407,7 @@ def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callab
     assert "not empty; add --resume" in fedloom(*command, code=2).stderr
     fedloom(*command, "--resume")
     with (tmp_path / "r" / "metrics.csv").open() as file:
-        assert max(int(row["round"]) for row in csv.DictReader(file)) == 120
+        assert max(int(row["round"]) for row in csv.DictReader(file)) == 60
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "method", "peers", "sweep", "trackers"}
-AT_NIGHT |= {"trust-weighted", "vertical", "vertical-trees"}
+AT_NIGHT |= {"SKILL", "trust-weighted", "vertical", "vertical-trees"}
 """Pages that take several CPU seconds, and are not where a new user begins; all cases, too."""
 
 

@@ -139,15 +139,9 @@ METHODS: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 
-EVERY_TIME = ("fedavg-ft", "fedal", "ditto", "augfl", "fedboost-mix")
-
-
+@pytest.mark.each_time("fedavg-ft-*", "fedal-*", "ditto-*", "augfl-*", "fedboost-mix-*")
 @pytest.mark.parametrize(
-    ("method", "settings", "shared"),
-    [
-        pytest.param(*m, id=f"{m[0]}-{n}", marks=() if m[0] in EVERY_TIME else pytest.mark.slow)
-        for n, m in enumerate(METHODS)
-    ],
+    ("method", "settings", "shared"), [pytest.param(*m, id=f"{m[0]}-{n}") for n, m in enumerate(METHODS)]
 )
 def test_every_family_comes_back(method: str, settings: dict[str, Any], shared: bool, tmp_path: Path) -> None:
     """`export` itself compares both readings of each folder with the run."""

@@ -24,6 +24,7 @@ from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
 from fedloom.experiment.trial import trial as real_trial
 from fedloom.experiment.trial.candidates import (
+    JOINT,
     MANY,
     Candidate,
     CandidateTraining,
@@ -34,6 +35,7 @@ from fedloom.experiment.trial.candidates import (
 )
 from fedloom.experiment.trial.folds import draw_folds, split
 from fedloom.experiment.trial.owners import standardized
+from fedloom.experiment.trial.predictions import PERSONAL, Recipe
 
 PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
 """A method of a user."""
@@ -223,7 +225,8 @@ def test_later_repeats_train_what_the_rows_of_the_first_one_chose(monkeypatch: p
     assert (
         result.repeats == 2 and sum(count for c, method, count in trained if c == 1 and method.startswith("fed")) == 4
     )
-    assert {method for c, method, _ in trained if c == 0} == {"fedglm", "fedforest-mix"}
+    first = {method for c, method, _ in trained if c == 0}
+    assert first == {"fedglm", "fedforest-mix", "logistic", "boosting"}
     y, before = run.owners.data.y, run._choice(run.federated, 1)
     for k in range(4):
         y[run.folds[1] == k] = 1 - y[run.folds[1] == k]
@@ -280,6 +283,7 @@ def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
         TrialConfig(alone=("oak",))
 
 
+@pytest.mark.each_time("fedboost-0", "fedglm-1")
 @pytest.mark.parametrize(("method", "variant"), [("fedforest-mix", 0), ("fedboost", 0), ("fedglm", 0), ("fedglm", 1)])
 def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_parties(
     method: str, variant: int
@@ -299,6 +303,33 @@ def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_
         found.append([np.concatenate(parts) for parts in out.probabilities.values()])
     np.testing.assert_allclose(np.mean(found[0], axis=0), found[1][0], atol=1e-6)
     assert len(found[0]) == (2 if method.endswith("mix") else 1)
+
+
+@pytest.mark.parametrize("mode", ["", JOINT, PERSONAL])
+def test_a_run_trains_the_exchange_and_the_mix_that_a_trial_has_measured(mode: str) -> None:
+    """On the training rows of a fold, the party of a run predicts what the trial has composed of models that owners
+    trained alone: the same to rounding by linear models."""
+    owners = planted([40] * 3, [1] * 3, columns=4)
+    config = TrialConfig(repeats=1, methods=("exchange",), alone=("logistic", "forest"))
+    trial = trial_run.TrialRun(owners, config, lambda *_: None)
+    trial.run()
+    number = next(n for n, c in enumerate(trial.federated.candidates) if c.note == "linear")
+    recipe, fold = Recipe(number, 1, mode), trial.splits[0][0]
+    weights = trial.federated.weights[replace(recipe, mode=PERSONAL)]
+    params = {**trial._settings(recipe)["params"], **({"own_weight": weights.tolist()} if mode == PERSONAL else {})}
+    assert params["kinds"] == ("linear",) and params.get("own", []) == ([] if mode == JOINT else ["linear", "forest"])
+    if mode == PERSONAL:
+        return  # weights differ between folds
+    params |= {"own": ["linear"]} if params.get("own") else {}
+    judged = [[rows] for rows in fold.test]
+    candidate = replace(trial.federated.candidates[number], params=params)
+    training = CandidateTraining(candidate, owners.data, fold.train, judged, (1,), fold.seed, messages=True)
+    (out,) = trial_candidates.advance([training], together=False)
+    rows, (found,) = np.concatenate(fold.test), out.probabilities.values()
+    box = trial.boxes[0]
+    expected = box.all[0][rows] if mode == JOINT else (box.all[0][rows] + box.own[0][rows]) / 2
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-3)
+    assert out.ledger is not None and out.ledger.sent("client-0") > 0
 
 
 def test_numbers_are_tried_with_errors_in_their_unit() -> None:
@@ -336,7 +367,7 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
 
 def test_a_page_says_itself_whether_a_trial_tries_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_methods(MANY, "image") == (["fedavg-ft", "afind-plus", "ditto", "fedproto"], [])
-    assert default_methods(MANY, "table") == (["fedforest-mix", "fedglm", "fedboost"], [])
+    assert default_methods(MANY, "table") == (["fedforest", "fedglm", "fedboost", "exchange"], [])
     mine = replace(methods.load(PAGE), trial_rank=2, trial_variants={"strong": {"mu": 10.0}}, linear=True)
     known = {**methods.registry(), mine.name: mine}
     monkeypatch.setattr(methods, "registry", lambda: known)
@@ -351,6 +382,7 @@ def test_a_users_own_page_is_tried() -> None:
     assert trial.tried[0].startswith(str(PAGE)) and trial.owners["owner-1"].federated is not None
 
 
+@pytest.mark.each_time("afind-plus", "fedproto")
 @pytest.mark.parametrize("method", ["afind-plus", "ditto", "fedproto", "per-fedavg", "fd", "fedavg-adam", "pens"])
 def test_other_families_run(method: str) -> None:
     config = TrialConfig(repeats=1, methods=(method,), networks=("mlp",), rates=(0.1,), points=(1, 2))

@@ -134,6 +134,7 @@ def test_how_many_at_once_does_not_matter(chunk: int) -> None:
     assert difference(loop, pieces) < 1e-6
 
 
+@pytest.mark.each_time("crash", "nan", "late")
 @pytest.mark.parametrize("fault", [name for name, value in Faults() if isinstance(value, float)])
 def test_faults_strike_the_same_parties(fault: str) -> None:
     faults = Faults(**{fault: 0.3})

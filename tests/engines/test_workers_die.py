@@ -250,6 +250,7 @@ with echoes() as engine:
 """
 
 
+@pytest.mark.each_time("9")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_run_leaves_no_process(number: signal.Signals) -> None:
     """SIGINT as a terminal sends it, to the whole group; the others to the run alone."""

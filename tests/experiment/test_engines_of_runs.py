@@ -79,6 +79,7 @@ def fragile(losses: set[int]) -> Any:
     return lambda *_, **__: Backend(lambda run_plan: Fragile(run_plan, losses))
 
 
+@pytest.mark.each_time("losses0", "losses3")
 @pytest.mark.parametrize("losses", [{1}, {2, 3}, {5}, {9, 10, 24}, {30, 31}])
 def test_a_lost_machine_costs_a_round_and_changes_nothing(
     losses: set[int], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

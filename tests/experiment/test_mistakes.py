@@ -98,6 +98,7 @@ def test_divergence_to_the_end_gets_a_warning(caplog: pytest.LogCaptureFixture) 
     assert logging.getLogger("fedloom").name in {record.name for record in caplog.records}
 
 
+@pytest.mark.each_time("change0-*", "change3-*")
 @pytest.mark.parametrize(
     ("change", "what", "text"),
     [

@@ -154,6 +154,7 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
     assert found.summary["task"] == "number" and 0 < found.rmse < np.inf
 
 
+@pytest.mark.each_time("split")
 @pytest.mark.parametrize("method", ["split", "laser-vfl", "fedhssl"])
 def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path: Path) -> None:
     """The price depends on the columns of both; a row without a price is unaligned."""

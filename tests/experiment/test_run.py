@@ -277,10 +277,8 @@ def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -
         fedloom.run("fedal", out=tmp_path / "full")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in (*THOROUGH, "fedboost", "fedglm") else pytest.mark.slow) for n in registry()],
-)
+@pytest.mark.each_time(*THOROUGH, "fedboost", "fedglm")
+@pytest.mark.parametrize("name", registry())
 def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]

@@ -306,6 +306,7 @@ class Planted:
 MATES = {i: {j for j in range(20) if j // 4 == i // 4 and j != i} for i in range(20)}
 
 
+@pytest.mark.each_time("faithful-*-0")
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("threshold", ["eq13", "calibrated"])
 @pytest.mark.parametrize("mode", ["faithful", "cheap"])

@@ -207,6 +207,7 @@ def test_without_a_black_box_or_public_rows_an_error_says_what_is_missing() -> N
 MIXED = {1: "forest", 2: "boosting", 3: "knn"}
 
 
+@pytest.mark.each_time("fedal", "fedmd")
 @pytest.mark.parametrize("method", ABLE, ids=lambda m: m.name)
 def test_engines_agree_to_the_bit(method: Method) -> None:
     client_contexts = boxed(MIXED, 5, refit_every=2)
@@ -234,6 +235,7 @@ def test_what_crosses_is_what_crosses_for_networks() -> None:
     assert toy.fed.ledger.state() == plain.fed.ledger.state()
 
 
+@pytest.mark.each_time("crash", "nan")
 @pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "shape", "late"])
 def test_a_fault_poisons_nothing(fault: str) -> None:
     toy = Toy(
@@ -366,6 +368,7 @@ def whole() -> dict[str, Any]:
     return execute(run()).summary
 
 
+@pytest.mark.each_time("*workers*", "*batched*")
 @pytest.mark.parametrize(
     "engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "isolated"}, {"name": "batched"}], ids=str
 )

@@ -298,6 +298,7 @@ def test_only_labels_cross() -> None:
 # -- engines, order, participation ---------------------------------------------------------------------------------
 
 
+@pytest.mark.each_time("plain-{}", "batchnorm-*delta*", "plain-*int8*")
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA, {"coding": "int8"}], ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(params: dict[str, Any], norm: bool) -> None:

@@ -290,6 +290,7 @@ def test_a_missing_reply_breaks_no_round() -> None:
     assert toy.bytes("agree")
 
 
+@pytest.mark.each_time("digits-*isolated*", "breast_cancer-*workers*", "digits-*batched*")
 @pytest.mark.parametrize("engine", [{"name": "isolated"}, {"workers": 2}, {"name": "batched"}], ids=str)
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
 def test_engines_agree(data: str, engine: dict[str, Any]) -> None:

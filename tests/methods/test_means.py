@@ -33,10 +33,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "afind-plus": {"epochs": 1},
     "fedavg-ft-afind": {"epochs": 1},
 }
-EVERY_TIME = ("fedavg", "fedal", "fccl", "afind-plus", "proto-student")
-"""Methods of each kind of message and setting; the others have their turn at night."""
 NAMES = [
-    pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.slow)
+    name
     for name, method in registry().items()  # sums of integers, of methods of tables, are in tests/test_secure_sum.py
     if method.client.MEANS and method.configure().exchanges and method.family != "tables"
 ]
@@ -58,6 +56,7 @@ def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
     )
 
 
+@pytest.mark.each_time("fedavg", "fccl", "proto-student")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_has_every_way_of_a_mean_that_its_settings_allow_on_every_engine(name: str) -> None:
     method = registry()[name]

@@ -170,6 +170,7 @@ def test_the_coordinator_gets_no_number() -> None:
 # -- whether it works ----------------------------------------------------------------------------------
 
 
+@pytest.mark.each_time("0-True", "1-False")
 @pytest.mark.parametrize("personal_head", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> None:

@@ -140,6 +140,7 @@ def test_evaluation_adapts_the_server_s_weights_on_the_support_half() -> None:
     assert equal(toy.tensors(), before)
 
 
+@pytest.mark.each_time("median-fedcp", "multikrum-per-fedavg")
 @pytest.mark.parametrize("method", ["per-fedavg", "fedcp"])
 @pytest.mark.parametrize("rule", ["median", "multikrum", "centered"])
 def test_a_robust_rule_keeps_a_liar_from_the_weights(method: str, rule: Rule) -> None:

@@ -108,6 +108,7 @@ def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return largest({k: x - b[k] for k, x in a.items()})
 
 
+@pytest.mark.each_time("fedavg", "augfl", "fedal", "fccl", "fedproto")
 @pytest.mark.parametrize("name", SERVERS)
 def test_what_a_server_tells_withstands_f_liars_and_no_more(name: str) -> None:
     """The mean is ruined by one, a rule by more than its bound."""
@@ -120,6 +121,7 @@ def test_what_a_server_tells_withstands_f_liars_and_no_more(name: str) -> None:
     assert apart(told(toy(name, "trimmed", (2, 5), f=2)), honest) < 0.5 * largest(honest)
 
 
+@pytest.mark.each_time("gossip", "afind", "cobo")
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_withstand_f_liars_and_no_more(name: str) -> None:
     honest = kept(toy(name, "mean"))

@@ -301,6 +301,7 @@ def test_a_missing_reply_breaks_no_round() -> None:
     toy.run(1, first=2, present=[2, 3])
 
 
+@pytest.mark.each_time("digits-*isolated*", "breast_cancer-*workers*", "digits-*batched*")
 @pytest.mark.parametrize("engine", [{"name": "isolated"}, {"workers": 2}, {"name": "batched"}], ids=str)
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
 def test_engines_agree(data: str, engine: dict[str, Any]) -> None:

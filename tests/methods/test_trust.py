@@ -240,6 +240,7 @@ def test_weights_move_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(targets[0], F.softmax(before.party(0).forward(batch), -1), atol=1e-6)
 
 
+@pytest.mark.each_time("fedal-confidence", "cfd-distance", "feddf-select", "feddf-al-kernel")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", [FEDAL, CFD, FEDDF, FEDDF_AL], ids=lambda m: m.name)
 def test_engines_agree_to_the_bit(method: Any, kind: str) -> None:

@@ -33,6 +33,7 @@ def mean_loss(toy: Toy) -> float:
     return sum(float(a["loss"]) for a in answers) / len(answers)
 
 
+@pytest.mark.each_time("plain-*", "batchnorm-ditto-afind")
 @each
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(name: str, norm: bool) -> None:
@@ -74,6 +75,7 @@ def test_mixing_weights_are_a_distribution_over_oneself_and_neighbours(name: str
             assert {j for j, share in enumerate(mixing) if share} <= {i, *RING[i]}
 
 
+@pytest.mark.each_time("*-ditto", "nan-*-afind")
 @each
 @pytest.mark.parametrize(
     ("fault", "reason"),

@@ -26,6 +26,7 @@ def ledger(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.each_time("gossip-lossy", "fedal-all at once")
 @pytest.mark.parametrize(
     "line",
     [{"delay": 0.05}, {"rate": 200e3}, {"budget": 60e3}, {"delay": 0.01, "rate": 500e3, "budget": 100e3}],

@@ -306,6 +306,7 @@ def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
 
 
+@pytest.mark.each_time("split-columns0", "proto-evfl-*")
 @pytest.mark.parametrize(
     ("method", "columns"),
     [

@@ -15,14 +15,12 @@ from fedloom.api import execute
 from fedloom.experiment.config.local import LocalConfig
 from fedloom.experiment.config.run import RunConfig
 from fedloom.methods import registry
-from tests.engines.test_every_method import THOROUGH, run_of
+from tests.engines.test_every_method import run_of
 from tests.methods.test_local import ALL
 from tests.net.nodes import federation
 from tests.net.test_faults import same, same_metrics
 
 METHODS = sorted(name for name, method in registry().items() if method.setting == "horizontal")
-EVERY_TIME = (*THOROUGH, "augfl", "fedboost", "fedglm")
-"""Methods that differ most in what they ask of nodes; the others have their turn at night."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in EVERY_TIME else pytest.mark.slow) for n in METHODS])
+@pytest.mark.each_time("fedal", "afind-plus", "fedglm", "augfl")
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_the_same_numbers_over_the_net(name: str, nodes: Path) -> None:
     compared(run_of(name, "none"), nodes)
 

@@ -73,6 +73,7 @@ def same_metrics(there: Sequence[Sequence[Any]], here: Sequence[Sequence[Any]]) 
     assert [*there] == [*here]
 
 
+@pytest.mark.each_time("split", "proto-evfl", "vertical-forest")
 @pytest.mark.parametrize("method", [name for name, method in registry().items() if method.setting == "vertical"])
 def test_parties_with_columns_give_the_same_numbers_in_processes(method: str, field: Machines) -> None:
     run = run_of_every_method(method, "none")

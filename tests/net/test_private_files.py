@@ -46,6 +46,7 @@ def test_certs_writes_for_its_owner_only(tmp_path: Path) -> None:
     assert len(made) > 15 and not [path for path in made if path.stat().st_mode & 0o077]
 
 
+@pytest.mark.each_time("SIGTERM")
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
 def test_a_node_ends_although_its_work_does_not(number: str, tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(
