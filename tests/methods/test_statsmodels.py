@@ -228,3 +228,16 @@ def test_predictions_are_those_of_the_table() -> None:
     risk = toy.party(0).infer(rows).double().numpy()
     expected = (exact(x)[:, :2] - exact(x)[:, :2].mean(0)) @ column(toy.server.findings()[0], "Coefficient")
     assert risk[:, 1] - risk[:, 0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_tables_without_a_finite_fit_have_a_sentence_or_no_test() -> None:
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.integers(0, 2, 90), rng.standard_normal(90).round(2)], 1).astype(float)
+    with pytest.raises(MethodError, match="separate the classes, counts of 0 or events"):
+        fitted("fedglm", x, rng.poisson(2, 90) * x[:, 0], [30, 60], rounds=40, family="poisson")
+    time = 1 + np.argsort(np.argsort(-x[:, 1], kind="stable")).astype(float)  # the larger, the earlier
+    with pytest.raises(MethodError, match="separate the classes, counts of 0 or events"):
+        fitted("fedcox", np.c_[x, time], np.arange(90) % 5 > 0, [30, 60], rounds=40, time="x2", times=200)
+    coefficients, fit = fitted("fedglm", x, 2 * x[:, 0] + 3, [30, 60]).server.findings()
+    assert coefficients.rows[1][1] == pytest.approx(2) and dict(fit.rows)["R squared"] == pytest.approx(1)
+    assert all(x is None or np.isfinite(x) for _, *cells in coefficients.rows for x in cells)

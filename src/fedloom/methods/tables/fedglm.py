@@ -148,7 +148,7 @@ class FedGLMServer(Party[FedGLMConfig]):
                 raise MethodError(newton.NOT_SPARSE)
             step = found - beta
         else:
-            inverse = newton.inverse(hessian)
+            inverse = (newton.inverse if family(self) == "normal" else newton.bounded)(hessian)
             if inverse is None or (family(self) == "classes" and value > -SEPARATE * self.design["rows"]):
                 raise MethodError(newton.NOT_UNIQUE)
             covariance, step = inverse, inverse @ gradient
@@ -182,7 +182,7 @@ class FedGLMServer(Party[FedGLMConfig]):
                     f"{rows} complete rows do not suffice for {beta.size} coefficients: leave columns out"
                 )
             beta = scale * beta + mean * np.eye(1, beta.size)
-            errors = errors * scale * np.sqrt(-2 * value / left)
+            errors = errors * scale * np.sqrt(abs(2 * value) / left)
             table = inference.coefficients(titles[0], names, beta[0], errors[0], level, freedom=left)
             more = inference.of_numbers(rows, beta.size, -2 * value * scale**2, rows * scale**2)
             return table, inference.fit(self.design, more, self.done)

@@ -41,7 +41,8 @@ def coefficients(
     from scipy import stats  # slow to import, here and below
 
     law = stats.norm if freedom is None else stats.t(freedom)
-    statistic, width = beta / errors, law.ppf(0.5 + level / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):  # errors of 0 where numbers are fitted exactly
+        statistic, width = beta / errors, law.ppf(0.5 + level / 2)
     more = (ratio,) if ratio else ()
     head = ("Column", "Coefficient", *more, "Std. error", "z" if freedom is None else "t", "p-value")
     with np.errstate(over="ignore"):  # e to the coefficient of a column of tiny numbers
@@ -92,15 +93,17 @@ def of_numbers(rows: int, parameters: int, residual: float, total: float) -> lis
     from scipy.stats import f as law
 
     left = rows - parameters
-    value = -0.5 * rows * (np.log(2 * np.pi * residual / rows) + 1)
     share = 1 - residual / total
     found = [
-        ("residual std. error", float(np.sqrt(residual / left))),
+        ("residual std. error", float(np.sqrt(max(residual, 0.0) / left))),
         ("degrees of freedom", float(left)),
         ("R squared", share),
         ("adjusted R squared", 1 - (1 - share) * (rows - 1) / left),
     ]
+    if residual <= 0:  # all numbers are fitted exactly, so that there is no likelihood
+        return found
     if parameters > 1:
-        statistic = share / (1 - share) * left / (parameters - 1)
+        statistic = (total - residual) / residual * left / (parameters - 1)
         found += [("F", statistic), ("its p-value", float(law.sf(statistic, parameters - 1, left)))]
+    value = -0.5 * rows * (np.log(2 * np.pi * residual / rows) + 1)
     return [*found, ("log-likelihood", float(value)), ("AIC", 2.0 * (parameters - float(value)))]

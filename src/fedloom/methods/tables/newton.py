@@ -18,9 +18,11 @@ LARGEST: Final = 62
 SMALL_STEP: Final = 1e-9
 """A step below this, of coefficients of standardized columns, is the last."""
 NOT_UNIQUE: Final = (
-    "no unique coefficients: columns are collinear, or separate the classes; leave a column out with data.drop, or set "
-    "params.l2 above 0"
+    "no unique coefficients: columns are collinear, or separate the classes, counts of 0 or events; leave a column out "
+    "with data.drop, or set params.l2 above 0"
 )
+_FLAT: Final = 1e6
+"""Variance of a coefficient of a standardized column, above which it would grow forever: see `bounded`."""
 NOT_SPARSE: Final = "no coefficients were found: columns are nearly collinear; set params.l2 above 0"
 _SWEEPS: Final = 1000
 """Of coordinate descent, each over all coefficients."""
@@ -178,6 +180,13 @@ def inverse(hessian: np.ndarray) -> np.ndarray | None:
         return None
     found: np.ndarray = (vectors / values @ vectors.T) / np.outer(scale, scale)
     return found
+
+
+def bounded(hessian: np.ndarray) -> np.ndarray | None:
+    """As `inverse`; also None if a coefficient has next to no information, as those of columns that separate counts of
+    0 from others, or early events from late ones."""
+    found = inverse(hessian)
+    return None if found is None or np.diag(found).max() > _FLAT else found
 
 
 def sparse(hessian: np.ndarray, gradient: np.ndarray, beta: np.ndarray, l1: np.ndarray) -> np.ndarray | None:
