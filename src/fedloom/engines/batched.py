@@ -68,7 +68,7 @@ class BatchedEngine(LocalEngine):
         super().__init__(parties, seed=seed, faults=faults)
         self._batcher = Batcher(self._parties, chunk_size=chunk_size, everything=everything)
 
-    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+    def _each(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return self._batcher.call(tasks)
 
     def account(self) -> Account:

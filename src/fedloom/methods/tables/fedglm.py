@@ -32,14 +32,14 @@ from torch import Tensor
 
 from fedloom.core.page import EVERY_TASK, Federation, LearnedTable, Method, MethodError, Party, Shape
 from fedloom.methods.tables import design as designs
-from fedloom.methods.tables import inference, newton
-from fedloom.methods.tables.steps import tensors
+from fedloom.methods.tables import inference, newton, own_models
+from fedloom.methods.tables.steps import OwnModels, tensors
 
 SEPARATE = 1e-6
 """If the log-likelihood of a row is nearer to 0, columns separate the classes, and coefficients would grow forever."""
 
 
-class FedGLMConfig(designs.LinearConfig):
+class FedGLMConfig(OwnModels, designs.LinearConfig):
     """A round is one Newton step."""
 
     family: Literal["auto", "normal", "poisson"] = "auto"
@@ -87,12 +87,12 @@ class FedGLMClient(Party[FedGLMConfig]):
         z = designs.standardized(designs.columns(self, x), self.design)
         z, beta = np.where(np.isnan(z), 0, z), self.beta.numpy()
         if family(self) == "classes":
-            return torch.from_numpy(np.log(newton.probabilities(z, beta).T)).float()
+            return own_models.mixed(self, torch.from_numpy(np.log(newton.probabilities(z, beta).T)).float(), x)
         eta = newton.predictor(z, beta[0])
         mean, scale = self.design["outcome"].tolist()
         assert self.context.target is not None
         found = self.context.target.standardized(mean + scale * eta if family(self) == "normal" else np.exp(eta))
-        return torch.from_numpy(found[:, None])
+        return own_models.mixed(self, torch.from_numpy(found[:, None]), x)
 
 
 @final
@@ -127,10 +127,9 @@ class FedGLMServer(Party[FedGLMConfig]):
         """Go half the way back to the last accepted coefficients."""
         self.beta = (self.beta + self.accepted["beta"]) / 2
 
-    def take(self, sums: np.ndarray, bits: int) -> None:
-        """One step of Newton's method from the derivatives at `beta`."""
+    def take(self, value: float, gradient: np.ndarray, hessian: np.ndarray) -> None:
+        """One step of Newton's method from the log-likelihood and its derivatives at `beta`: see `newton.opened`."""
         beta, (k, p) = self.beta.numpy().ravel(), self.beta.shape
-        value, gradient, hessian = newton.opened(sums, p, k, bits)
         penalty = self.cfg.l2 * np.tile(np.r_[0.0, np.ones(p - 1)], k)
         target = value - 0.5 * float(penalty @ (beta * beta))
         if self.accepted and target < self.accepted["target"] - 1e-9 * abs(target):
@@ -222,8 +221,22 @@ def round(fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: Fe
     expect = {"sums": Shape("int64", newton.size(p, k))}
     found = fed.total(clients, "derivatives", shared={**shared, "bits": bits}, expect=expect, min_replies=all_of_them)
     if found is not None:
-        server.take(found.value["sums"].numpy(), bits)
+        server.take(*newton.opened(found.value["sums"].numpy(), p, k, bits))
     yield "round"
+
+
+def at_once(fed: Federation, server: FedGLMServer, client: FedGLMClient, cfg: FedGLMConfig, rounds: int) -> None:
+    """See `Method.at_once`: sums in floating point, which takes a tenth of the time of exact ones."""
+    design = designs.agree(fed, server, (0,), 0)
+    server.begin(design)
+    z, y = rows_of(client, design)
+    for _ in range(rounds):
+        if not server.done:
+            value, slope, weight = newton.likelihood(family(client), z, y, server.beta.numpy())
+            k = len(slope)
+            blocks = [[(z.T * weight[a, b]) @ z for b in range(k)] for a in range(k)]
+            server.take(float(value.sum()), (slope @ z).ravel(), np.block(blocks))
+    client.design, client.beta = dict(design), server.accepted["beta"]
 
 
 METHODS = (
@@ -240,6 +253,7 @@ METHODS = (
         server=FedGLMServer,
         needs=("raw rows",),
         pooled=True,
+        at_once=at_once,
         trial_rank=2,
         trial_variants={"effects of owners": {"owners": "fixed"}},
     ),
