@@ -33,8 +33,8 @@ for table in papers/fedloom_papers/presets/*.toml; do
   ! grep -q "$table" <<<"$held" || { echo "the wheel of fedloom has $table, of a paper"; exit 1; }
 done
 
-# Both documentation sites build, and no link or reference in them is broken.
-python -m sphinx -q -W --keep-going docs "$wheels/site"
+# Both documentation sites build, and no link or reference in them is broken. Notebooks are run every night, as tests.
+python -m sphinx -q -W --keep-going -D nb_execution_mode=off docs "$wheels/site"
 python -m sphinx -q -W --keep-going papers/docs "$wheels/site/papers"
 
 # Compile the tests and what they import once: each of the four processes would do so for itself. The tests below report

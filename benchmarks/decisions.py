@@ -2,10 +2,11 @@
 
     python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE]
 
-Each federation is drawn from one of fourteen designs. Linear models are trained in 3 repeats of 4 folds, as
-`fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the mean of both. The true gain of an
-owner is that of the very models, on 20,000 fresh rows of its own; of a window of time, on those of that window. The
-table counts decisions by true gain, for each design.
+Each federation is drawn from one of fourteen designs. Linear models are trained in up to 3 repeats of 4 folds, as
+`fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the mean of all owners' models; the
+latter two also mixed with the own model, half and half, and by weights of the owners. The true gain of an owner is that
+of the very models, on 20,000 fresh rows of its own, 4,000 with more than 20 owners; of a window of time, on those of
+that window. The table counts decisions by true gain, for each design.
 """
 
 import argparse
@@ -17,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.experiment.trial.choice import best
+from fedloom.experiment.trial.choice import WEIGHTS, best, personal
 from fedloom.experiment.trial.contributions import contributions, scores_of
-from fedloom.experiment.trial.decide import decide
-from fedloom.experiment.trial.evidence import evidence
+from fedloom.experiment.trial.decide import decide, worth_repeating
+from fedloom.experiment.trial.evidence import Evidence, evidence
+from fedloom.experiment.trial.partners import losses
+from fedloom.experiment.trial.run import FEWEST_REPEATS
 
 REPEATS, FOLDS, WINDOWS, FRESH, WORTH = 3, 4, 10, 20_000, 0.01
 BANDS = ((-np.inf, 0.0), (0.0, 0.01), (0.01, 0.03), (0.03, np.inf))
@@ -137,87 +140,118 @@ def folds_of(world: Federation, y: np.ndarray, unit: np.ndarray, rng: np.random.
     return folds
 
 
-def choices(score: str, y: list[np.ndarray], first: list[np.ndarray], folds: list[np.ndarray]) -> np.ndarray:
-    """(C, K) numbers of candidates, as a trial chooses them: by predictions (M, n_i, ...) of the first repeat for each
-    owner, of rows that are not in the fold."""
-    repeats, parts = len(folds[0]), int(max(each.max() for each in folds)) + 1
-    scores = np.full((len(first[0]), repeats, parts, parts, len(y)), np.nan)
-    for i, fold in enumerate(folds):
-        for c, k, f in np.ndindex(repeats, parts, parts):
-            rows = (fold[0] == f) & (fold[c] != k)
-            if rows.any():
-                scores[:, c, k, f, i] = scores_of(score, y[i][rows], first[i][:, rows])
-    return best(scores, np.array([float(len(each)) for each in y]))
+def half_and_own(losses: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """(2, K, N) weights of owners' own models: one half, and those that `personal` chooses."""
+    of_fold, _ = personal(losses, count)
+    return np.stack([np.full(of_fold.shape, 0.5), of_fold])
 
 
 def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float, float, float]]:
     """Decision, true gain, estimate and interval of each owner of one federation."""
+    found, truth, _ = evidence_of(design, score, seed)
+    done = min(FEWEST_REPEATS, len(found))
+    while True:
+        verdicts = decide(found[done - 1], WORTH)
+        if done == len(found) or not worth_repeating(found[done - 1], verdicts, WORTH):
+            break
+        done += 1
+    return [(v.decision, float(g), v.gain, v.low, v.high) for v, g in zip(verdicts, truth[done - 1], strict=True)]
+
+
+def evidence_of(design: str, score: str, seed: int) -> tuple[list[list[Evidence]], list[np.ndarray], Federation]:
+    """After each repeat the evidence of each owner of one federation, and the true gains (N,)."""
     rng = np.random.default_rng([seed, DESIGNS.index(design)])
     world = federation(design, rng)
-    rows, fresh = [], []
+    rows, fresh, count = [], [], FRESH if len(world.sizes) <= 20 else FRESH // 5
     for i, n in enumerate(world.sizes):
         x, signal, unit = world.draw(i, int(n), rng)
         rows.append((x, labels(score, signal, world.intercept, rng), unit))
-        x, signal, _ = world.draw(i, FRESH, rng)
+        x, signal, _ = world.draw(i, count, rng)
         fresh.append((x, labels(score, signal, world.intercept, rng)))
-    repeats, parts_of = (1, WINDOWS) if world.ordered else (REPEATS, FOLDS)
-    owners = len(rows)
-    shape = (2, repeats, parts_of, owners)  # federated candidates: all rows, and the mean with training alone
-    truth = np.zeros(shape)
-    truth_alone = np.zeros(shape[1:])
+    repeats, K = (1, WINDOWS) if world.ordered else (REPEATS, FOLDS)
+    owners = range(len(rows))
     folds = [np.zeros((repeats, len(y)), np.int64) for _, y, _ in rows]
-    empty = [np.zeros((repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
-    alone, shared = empty, [np.stack([e, e]) for e in empty]
+    # of each owner's rows (3, C, n, ...): alone, by the model of all rows, by the mean of all owners' models
+    shown = [np.zeros((3, repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
+    new = {}  # (c, k, i): the same of fresh rows
     windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y, _ in rows]  # the later half
-    fresh_windows = np.arange(FRESH) * 2 * WINDOWS // FRESH - WINDOWS
+    fresh_windows = np.arange(count) * 2 * WINDOWS // count - WINDOWS
     for c in range(repeats):
         for i, (_, y, unit) in enumerate(rows):
             folds[i][c] = windows[i] if world.ordered else folds_of(world, y, unit, rng)
-        for k in range(parts_of):
+        for k in range(K):
             train = [f[c] < k if world.ordered else f[c] != k for f in folds]
-            everyone = fit(
-                score,
-                np.concatenate([x[t] for (x, _, _), t in zip(rows, train, strict=True)]),
-                np.concatenate([y[t] for (_, y, _), t in zip(rows, train, strict=True)]),
-            )
-            for i, (x, y, _) in enumerate(rows):
-                test = folds[i][c] == k
-                own = fit(score, x[train[i]], y[train[i]])
-                late = fresh_windows == k if world.ordered else slice(None)
-                fresh_x, fresh_y = fresh[i][0][late], fresh[i][1][late]
-                parts = [[predict(score, z, beta) for beta in (own, everyone)] for z in (x[test], fresh_x)]
-                alone[i][c, test] = parts[0][0]
-                truth_alone[c, k, i] = contributions(score, fresh_y, parts[1][0], np.zeros(len(fresh_y)))[0]
-                for m, mix in enumerate((0.0, 0.5)):
-                    shared[i][m, c, test] = mix * parts[0][0] + (1 - mix) * parts[0][1]
-                    mixed = mix * parts[1][0] + (1 - mix) * parts[1][1]
-                    truth[m, c, k, i] = contributions(score, fresh_y, mixed, np.zeros(len(fresh_y)))[0]
+            parts = [(x[t], y[t]) for (x, y, _), t in zip(rows, train, strict=True)]
+            everyone = fit(score, np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]))
+            own = [fit(score, x, y) for x, y in parts]
+            for i, (x, _, _) in enumerate(rows):
+                test, late = folds[i][c] == k, fresh_windows == k if world.ordered else slice(None)
+                for z, into in ((x[test], None), (fresh[i][0][late], new)):
+                    of_all = sum(predict(score, z, beta) for beta in own) / len(own)
+                    three = np.stack([predict(score, z, own[i]), predict(score, z, everyone), of_all])
+                    if into is None:
+                        shown[i][:, c, test] = three
+                    else:
+                        into[c, k, i] = three, fresh[i][1][late]
+    # weights (C, 3, K, N) of own models, for no mix, half and half, and weights of owners; of both joint models
+    weights = np.zeros((2, repeats, 3, K, len(rows)))
+    for m, c in np.ndindex(2, repeats):
+        sums, seen = np.zeros((len(WEIGHTS), K, len(rows))), np.zeros((K, len(rows)))
+        for i, (_, y, _) in enumerate(rows):
+            for k in range(K):
+                of = (folds[i][c] == k) & (folds[i][0] >= 0)
+                own, joint = shown[i][0, 0, of], shown[i][1 + m, 0, of]
+                seen[k, i] = of.sum()
+                sums[:, k, i] = [losses(y[of], (1 - w) * joint + w * own).sum() for w in WEIGHTS]
+        weights[m, c, 1:] = half_and_own(sums, seen)
+
+    def mixed(three: np.ndarray, m: int, w: float) -> np.ndarray:
+        """The prediction by joint model m and a weight of the own one."""
+        return (1 - w) * three[1 + m] + w * three[0]
+
+    # scores (2 * 3, C, K, folds, N) of candidates in the first repeat, as a trial chooses: on rows outside of the fold
+    scores = np.full((6, repeats, K, K, len(rows)), np.nan)
+    for i, (_, y, _) in enumerate(rows):
+        first = np.zeros((6, *shown[i][0, 0].shape))
+        for k in range(K):
+            at = folds[i][0] == k
+            for n, (m, mode) in enumerate(np.ndindex(2, 3)):
+                first[n, at] = mixed(shown[i][:, 0, at], m, weights[m, 0, mode, k, i])
+        for c, k, f in np.ndindex(repeats, K, K):
+            kept = (folds[i][0] == f) & (folds[i][c] != k)
+            if kept.any():
+                scores[:, c, k, f, i] = scores_of(score, y[kept], first[:, kept])
+    chosen = best(scores, np.array([float(len(y)) for _, y, _ in rows]))
     root = score == "rmse"  # of the mean over all models, as the score is of the rows of all folds
-    if root:
-        truth, truth_alone = np.square(truth), np.square(truth_alone)
-    chosen = choices(score, [y for _, y, _ in rows], [one[:, 0] for one in shared], folds)
-    found, gains = [], []
-    for i, (_, y, unit) in enumerate(rows):
-        scored = folds[i][0] >= 0
-        federated = np.zeros_like(alone[i])
-        true, true_alone = 0.0, truth_alone[:, :, i].mean()
-        for c in range(repeats):
-            for k in range(parts_of):
-                test = folds[i][c] == k
-                federated[c, test] = shared[i][chosen[c, k], c, test]
-                true += truth[chosen[c, k], c, k, i] / repeats / parts_of
+    federated = [np.zeros_like(each[0]) for each in shown]
+    truth = np.zeros((2, repeats, K, len(rows)))
+    for c, k in np.ndindex(repeats, K):
+        m, mode = divmod(int(chosen[c, k]), 3)
+        for i in owners:
+            at, w = folds[i][c] == k, weights[m, c, mode, k, i]
+            federated[i][c, at] = mixed(shown[i][:, c, at], m, w)
+            three, y = new[c, k, i]
+            for side, told in enumerate((three[0], mixed(three, m, w))):
+                value = contributions(score, y, told, np.zeros(len(y)))[0]
+                truth[side, c, k, i] = value**2 if root else value
+    evidences, gains = [], []
+    for done in range(1, repeats + 1):
+        alone, joined = truth[:, :done].mean((1, 2))
         if root:
-            true, true_alone = -np.sqrt(true), -np.sqrt(true_alone)
-        gains.append(1 - true / true_alone if score in ("rmse", "mae") else true - true_alone)
-        unit = folds[i][0] if world.ordered else unit
-        found.append(
-            evidence(
-                score, y[scored], alone[i][:, scored], federated[:, scored], folds[i][:, scored],
-                unit=unit[scored] if world.units or world.ordered else None,
-            )
-        )  # fmt: skip
-    verdicts = decide(found, WORTH)
-    return [(v.decision, float(g), v.gain, v.low, v.high) for v, g in zip(verdicts, gains, strict=True)]
+            alone, joined = -np.sqrt(alone), -np.sqrt(joined)
+        gains.append(1 - joined / alone if score in ("rmse", "mae") else joined - alone)
+        each = []
+        for i, (_, y, unit) in enumerate(rows):
+            use, unit = folds[i][0] >= 0, folds[i][0] if world.ordered else unit
+            each.append(
+                evidence(
+                    score, y[use], shown[i][0][:done][:, use],
+                    federated[i][:done][:, use], folds[i][:done][:, use],
+                    unit=unit[use] if world.units or world.ordered else None,
+                )
+            )  # fmt: skip
+        evidences.append(each)
+    return evidences, gains, world
 
 
 def table(results: dict[str, list[tuple[str, float, float, float, float]]]) -> str:

@@ -19,11 +19,14 @@ from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError, ModelError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
+from fedloom.data.own import read_data
+from fedloom.engines import LocalEngine
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, owners_of, read_owners, run_trial
 from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
 from fedloom.experiment.trial import trial as real_trial
 from fedloom.experiment.trial.candidates import (
+    JOINT,
     MANY,
     Candidate,
     CandidateTraining,
@@ -34,6 +37,7 @@ from fedloom.experiment.trial.candidates import (
 )
 from fedloom.experiment.trial.folds import draw_folds, split
 from fedloom.experiment.trial.owners import standardized
+from fedloom.experiment.trial.predictions import PERSONAL, Recipe
 
 PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
 """A method of a user."""
@@ -223,7 +227,8 @@ def test_later_repeats_train_what_the_rows_of_the_first_one_chose(monkeypatch: p
     assert (
         result.repeats == 2 and sum(count for c, method, count in trained if c == 1 and method.startswith("fed")) == 4
     )
-    assert {method for c, method, _ in trained if c == 0} == {"fedglm", "fedforest-mix"}
+    first = {method for c, method, _ in trained if c == 0}
+    assert first == {"fedglm", "fedforest-mix", "logistic", "boosting"}
     y, before = run.owners.data.y, run._choice(run.federated, 1)
     for k in range(4):
         y[run.folds[1] == k] = 1 - y[run.folds[1] == k]
@@ -302,6 +307,53 @@ def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_
     assert len(found[0]) == (2 if method.endswith("mix") else 1)
 
 
+@pytest.mark.parametrize("mode", ["", JOINT, PERSONAL])
+def test_a_run_trains_the_exchange_and_the_mix_that_a_trial_has_measured(mode: str) -> None:
+    """On the training rows of a fold, the party of a run predicts what the trial has composed of models that owners
+    trained alone: the same to rounding by linear models."""
+    owners = planted([40] * 3, [1] * 3, columns=4)
+    config = TrialConfig(repeats=1, methods=("exchange",), alone=("logistic", "forest"))
+    trial = trial_run.TrialRun(owners, config, lambda *_: None)
+    trial.run()
+    number = next(n for n, c in enumerate(trial.federated.candidates) if c.note == "linear")
+    recipe, fold = Recipe(number, 1, mode), trial.splits[0][0]
+    weights = trial.federated.weights[replace(recipe, mode=PERSONAL)]
+    params = {**trial._settings(recipe)["params"], **({"own_weight": weights.tolist()} if mode == PERSONAL else {})}
+    assert params["kinds"] == ("linear",) and params.get("own", []) == ([] if mode == JOINT else ["linear", "forest"])
+    if mode == PERSONAL:
+        return  # weights differ between folds
+    params |= {"own": ["linear"]} if params.get("own") else {}
+    judged = [[rows] for rows in fold.test]
+    candidate = replace(trial.federated.candidates[number], params=params)
+    training = CandidateTraining(candidate, owners.data, fold.train, judged, (1,), fold.seed, messages=True)
+    (out,) = trial_candidates.advance([training], together=False)
+    rows, (found,) = np.concatenate(fold.test), out.probabilities.values()
+    box = trial.boxes[0]
+    expected = box.all[0][rows] if mode == JOINT else (box.all[0][rows] + box.own[0][rows]) / 2
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-3)
+    assert out.ledger is not None and out.ledger.sent("client-0") > 0
+
+
+def a_number() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    return {"a": x[:, 0], "b": x[:, 1], "y": x[:, 0] + 0.1 * rng.normal(size=90), "site": ["s", "t", "u"] * 30}
+
+
+def test_parties_of_a_trial_have_the_width_of_a_number() -> None:
+    data = read_data(a_number(), label="y", group="site").with_target(np.arange(90))
+    one, *_ = trial_candidates._contexts(data, [np.arange(60), np.arange(60, 90)], 0)
+    method, rows = methods.named("fedboost"), [np.arange(60), np.arange(60, 90)]
+    parties, server, _ = trial_candidates._federation(method, method.configure(), "", data, rows, 0, LocalEngine)
+    assert server is not None and [one.classes, parties[0].context.classes, server.context.classes] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_trees_are_tried_with_a_number() -> None:
+    trial = fedloom.trial(a_number(), label="y", group="site", repeats=1, methods=["fedboost"], alone=["ridge"])
+    assert trial.tried == ["fedboost"] and not [note for note in trial.notes if "is left out" in note]
+
+
 def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     """Four owners of 60 rows and 20 columns: one model of all has less error. In another unit gains are the same."""
     rng = np.random.default_rng(0)
@@ -314,6 +366,7 @@ def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     card = trial.owners["s0"]
     assert card.alone is not None and card.federated is not None and -45 < card.alone < card.federated < -19
     assert "Join with fedglm: RMSE lower by +" in str(trial) and card.partners is not None
+    assert not [note for note in trial.notes if "is left out" in note]
     cents = fedloom.trial({**columns, "price": 100 * y}, alone=["ridge"], **words)
     assert cents.owners["s0"].gain == pytest.approx(card.gain, rel=0.02)
     with pytest.raises(ConfigError, match="metric must be one of rmse, mae, r2 for this label, not 'auc'"):
@@ -337,7 +390,7 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
 
 def test_a_page_says_itself_whether_a_trial_tries_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_methods(MANY, "image") == (["fedavg-ft", "afind-plus", "ditto", "fedproto"], [])
-    assert default_methods(MANY, "table") == (["fedforest-mix", "fedglm", "fedboost"], [])
+    assert default_methods(MANY, "table") == (["fedforest", "fedglm", "fedboost", "exchange"], [])
     mine = replace(methods.load(PAGE), trial_rank=2, trial_variants={"strong": {"mu": 10.0}}, linear=True)
     known = {**methods.registry(), mine.name: mine}
     monkeypatch.setattr(methods, "registry", lambda: known)

@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_people_are_joined_by_id_and_those_that_a_partner_lacks_are_missing(files: dict[str, Path]) -> None:
-    own, partners, units = read_parties([files["clinic"], files["lab"]], OPTIONS, "ward")
+    own, partners, units, _ = read_parties([files["clinic"], files["lab"]], OPTIONS, "ward")
     assert list(own) == ["age", "ill"] and list(partners["lab"]) == ["lab.iron"]
     iron = partners["lab"]["lab.iron"].text
     with files["lab"].open() as lines:

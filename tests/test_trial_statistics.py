@@ -196,9 +196,26 @@ def test_own_rows_decide() -> None:
 def test_all_owners_decide_where_own_rows_lean_the_same_way() -> None:
     assert decisions(*[of(0.03, 0.02)] * 12) == [("join", "all")] * 12
     assert decisions(*[of(0.03, 0.02)] * 2) == [("undecided", "")] * 2  # two owners have no others to learn from
-    against = decisions(*[of(0.03, 0.02)] * 12, of(-0.02, 0.03))
+    against = decisions(*[of(0.03, 0.02)] * 12, of(-0.04, 0.03))
     assert against[0] == ("join", "all") and against[-1][0] != "join"
+    by_chance = decisions(*[of(0.03, 0.02)] * 12, of(-0.01, 0.03))  # below 0, but no evidence of a loss
+    assert by_chance[-1] == ("join", "all")
+
     assert decisions(*[of(-0.01, 0.02)] * 12) == [("alone", "all")] * 12
+
+
+def test_windows_of_time_have_the_standard_error_of_repeated_draws() -> None:
+    """A unit that is all of a fold has all its pairs: each would count twice in the unit's sum."""
+    rng, window = np.random.default_rng(0), np.repeat(np.arange(10), 12)
+    gains, errors = [], []
+    for _ in range(150):
+        y = rng.integers(2, size=120)
+        of = [1 / (1 + np.exp(-(y * strength + rng.normal(size=120)))) for strength in (0.7, 1.2)]
+        own, shared = (np.stack([1 - p, p], axis=1)[None] for p in of)
+        one = evidence("auc", y, own, shared, window[None], unit=window)
+        gains.append(one.gain)
+        errors.append(standard_errors([one])[0][0])
+    assert 0.85 < np.mean(errors) / np.std(gains) < 1.2
 
 
 def test_a_small_owner_among_large_ones_is_not_told_to_stay_alone() -> None:

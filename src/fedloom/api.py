@@ -631,7 +631,7 @@ def _named(
         raise DataError("give arrays as a tuple, data=(X, y): a table is for settings, such as data={'name': 'mnist'}")
     top = {key: value for key, value in settings.items() if key not in OF_DATA}
     table = {key: value for key, value in settings.items() if key in OF_DATA}
-    if data is None or isinstance(data, str | Path | Mapping):
+    if data is None or (isinstance(data, str | Path | Mapping) and not objects.is_frames(data)):
         given = {} if data is None else dict(data) if isinstance(data, Mapping) else {"name": str(data)}
         if isinstance(test, float):
             given["test_fraction"] = test

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from decimal import Decimal
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +61,13 @@ def test_a_file_a_mapping_and_a_frame_are_one_data_set(tmp_path: Path) -> None:
     first, *others = [read_data(source, **options) for source in (path, str(path), table, pandas.DataFrame(table))]
     frame = pandas.DataFrame(table).astype({"age": "Int64", "sex": "category", "hospital": "string"})
     others.append(read_data(frame, **options))
-    if polars := pytest.importorskip("polars", reason="the rest was checked") if _has("polars") else None:
-        others.append(read_data(polars.DataFrame(table), **options))
+    if find_spec("polars") is not None:
+        others.append(read_data(import_module("polars").DataFrame(table), **options))
     for other in others:
         np.testing.assert_array_equal(first.x, other.x)
         assert (first.columns, first.classes, first.owners) == (other.columns, other.classes, other.owners)
         assert first.recipe == other.recipe and (first.y == other.y).all()
     assert first.columns == ("age", "age missing", "sex=f", "sex=m") and np.isnan(first.x[0, 0])
-
-
-def _has(package: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(package) is not None
 
 
 def test_arrays_are_a_data_set() -> None:

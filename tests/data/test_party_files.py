@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
+from fedloom.data.alignment import near_misses
 from fedloom.data.columns import RawColumn
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.options import DataOptions
 from fedloom.data.party_files import from_files
 from fedloom.data.stats import describe_parties
 from fedloom.data.tables import class_numbers, read_csv
@@ -181,3 +185,27 @@ def test_classes_are_in_order() -> None:
     assert y.tolist() == [1, 0, -1, 1] and classes == ("9", "10")
     with pytest.raises(DataError, match="at least 2 classes"):
         class_numbers(RawColumn.of("y", ["a", "a", "?"]), "Column 'y'")
+
+
+def test_settings_of_cells_apply_to_all_files(files: list[Path], tmp_path: Path) -> None:
+    rows = [f"{n:03};{n % 7},5;{'-' if n % 5 == 0 else n % 4};{n % 3};it is person {n}" for n in range(40)]
+    write(files[0], "id;income;risk", [f"{n:03};{n},5;{'good' if n % 3 else 'bad'}" for n in range(40)])
+    shop = write(files[1], "id;spent;visits;zone;said", rows)
+    options = DataOptions(decimal=",", missing_words=("-",), encode={"zone": "category"}, drop=("inc*",))
+    with pytest.raises(DataError, match="Party 'bank': A party needs a column besides ids and label, but has none"):
+        gather(files[:2], options=options)
+    party = gather(files[:2], options=replace(options, drop=())).views[1]
+    assert party.recipe["decimal"] == "," and party.recipe["missing_words"] == ["-"]
+    names = [name for rule in TableEncoder.from_dict(party.recipe).columns for name in rule.names]
+    assert names[:4] == ["spent", "visits", "visits missing", "zone=0"] and "said#0" in names
+    with pytest.raises(DataError, match="encode names the column 'zones', but the files have"):
+        gather(files[:2], options=replace(options, drop=(), encode={"zones": "category"}))
+    pandas = pytest.importorskip("pandas")
+    pandas.read_csv(shop, sep=";", decimal=",", dtype={"id": str}).to_parquet(tmp_path / "shop.parquet")
+    same = gather([files[0], tmp_path / "shop.parquet"], options=replace(options, drop=())).views[1]
+    assert (same.x == party.x).all() and same.recipe == party.recipe
+
+
+def test_ids_that_differ_in_writing_only_are_named() -> None:
+    (sentence,) = near_misses([["1", "2", "a"], ["01", "2", "b"], ["1", "A"]], ["bank", "shop", "phone"])
+    assert sentence.startswith("1 ids of shop differ from one of bank in writing only, such as '01' and '1'")

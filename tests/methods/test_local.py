@@ -198,6 +198,15 @@ def test_engines_agree(name: str) -> None:
     assert all(torch.allclose(loop[k].float(), batched[k].float(), atol=1e-5) for k in loop)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning")
+def test_ray_agrees() -> None:
+    pytest.importorskip("ray")
+    plan = build(small("fedavg"))
+    own, loop, ray = trained(plan, {}), trained(plan, ALL), trained(plan, ALL, {"name": "ray", "workers": 2})
+    assert differ(own, loop) and loop.keys() == ray.keys() and all(torch.equal(loop[k], ray[k]) for k in loop)
+
+
 def test_runs_in_lockstep_have_their_own_settings() -> None:
     """Of one engine: other weights of classes, another rate, and none."""
     changes: list[dict[str, Any]] = [ALL, {**ALL, "class_weights": {"3": 4.0}}, {"schedule": "cosine"}, {}]

@@ -19,9 +19,8 @@ from fedloom.cli.app import app
 from fedloom.core.errors import DataError
 from fedloom.core.page import LearnedTable
 from fedloom.experiment.config.data import SchemaConfig
-from fedloom.methods.tables.cells import rounded
+from fedloom.methods.tables.cells import masked, rounded
 from fedloom.methods.tables.long_sums import parts
-from fedloom.methods.tables.stats import masked
 from fedloom.protect.aggregators import Secure
 from tests.methods.tables import federation, owners, splits, table
 
@@ -161,12 +160,28 @@ def test_methods_of_raw_rows_are_compared_with_networks_that_have_public_rows() 
 
 
 def test_fifty_owners_send_100_kb() -> None:
-    """Four columns of numbers and a category: tensor bytes up of a plain run and of one with secure sums, which takes
-    keys of 136 bytes for each of three sums besides."""
-    x, y = table(2000)
+    """Ten columns of numbers and classes: tensor bytes up of a plain run and of one with secure sums, which takes keys
+    of 136 bytes for each of four sums besides."""
+    x, y = np.random.default_rng(0).standard_normal((5000, 10)).astype(np.float32), np.arange(5000) % 2
     found = {}
     for name, means in (("plain", {}), ("secure", {"means": Secure()})):
-        toy = federation(STATS, owners(x, y, np.linspace(0, 2000, 51).astype(int)[1:-1].tolist()), **means).run(1)
+        cuts = np.linspace(0, 5000, 51).astype(int)[1:-1].tolist()
+        toy = federation(STATS, owners(x, y, cuts, words=((),) * 10), **means).run(1)
         found[name] = toy.server.findings(), toy.fed.ledger.sent("client")
     assert found["plain"][0] == found["secure"][0]
-    assert found["plain"][1] == 67_200 and found["secure"][1] == 67_200 + 50 * 3 * (136 + 8) < 100_000
+    assert found["plain"][1] == 69_200 and found["secure"][1] == 69_200 + 50 * 4 * (136 + 8) < 100_000
+
+
+def test_only_sums_without_room_are_asked_for_again() -> None:
+    x, y = rows()
+    x[:, 2] *= 1e9
+    toy = federation(STATS, owners(x, y, CUTS)).run(1)
+    assert toy.server.found["wide"].tolist() == [0, 0, 4, 0]
+    assert [e.what for e in toy.fed.ledger if e.kind == "wide"] == [
+        "column int64[1]",
+        "sums int64[1,4]; squares int64[1,7]",
+    ]
+    pooled = pd.DataFrame(x[:, [0, 1, 2, 4]].astype(float))
+    numbers, _ = toy.server.findings()
+    assert column(numbers, "Mean") == pytest.approx(pooled.mean().tolist(), rel=1e-14)
+    assert column(numbers, "S.d.") == pytest.approx(pooled.std().tolist(), rel=1e-12)

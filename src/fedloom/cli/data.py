@@ -158,6 +158,8 @@ def align(
     out.print(table)
     if not found["parties"][0]["aligned"]:
         out.print("[bold]No id is in every file.[/] Check that the id columns have the same kind of id.")
+    for note in found["notes"]:
+        out.print(f"note: {escape(note)}", soft_wrap=True)
     out.print(f"what each side learned ({found['backend']}):")
     for sentence in found["learned"]:
         out.print(f"- {escape(sentence)}", soft_wrap=True)

@@ -187,7 +187,7 @@ def _jointly(
     folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str]
 ) -> "tuple[tuple[str, ...], np.ndarray, list[str] | None]":
     """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
-    from fedloom.data.tables import read_csv
+    from fedloom.data.hub import read_table
     from fedloom.deploy.deployed import load_active
 
     if not embeddings or (rows is None) != (id is None):
@@ -197,7 +197,7 @@ def _jointly(
             "needs --id"
         )
     active = load_active(folder, trust=trust)
-    ids = None if rows is None or id is None else read_csv(rows, needed=[id])[id].text
+    ids = None if rows is None or id is None else read_table(rows, needed=[id])[id].text
     parts = [_read_embeddings(text) for text in embeddings]
     shares = active.predict(parts, ids)
     needed = len(active.manifest.needs)

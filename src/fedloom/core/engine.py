@@ -194,6 +194,12 @@ class Engine(AbstractContextManager["Engine"]):
         )
 
     @final
+    def total(self, parties: Sequence[int], method: str, shared: Mapping[str, Tree], call: CallId) -> list[Tree]:
+        """The sum of the parties' replies to a method of `MEANS`, as the only entry, where the engine computes it at
+        once from the rows of all; else [], and no party has run."""
+        return self._total([self._task(i, method, shared, {}, call) for i in parties])
+
+    @final
     def exchange(
         self,
         links: Mapping[int, Sequence[int]],
@@ -266,6 +272,10 @@ class Engine(AbstractContextManager["Engine"]):
                     failure = Failure("not a message", str(error))
             failures.append(failure)
         return None if whole and any(failures) else total, failures
+
+    def _total(self, tasks: Sequence[Task]) -> list[Tree]:
+        """See `total`."""
+        return []
 
     def _undelivered(self) -> set[tuple[int, int]]:
         """(sender, receiver) of the answers that could not be delivered in the last `_call`."""

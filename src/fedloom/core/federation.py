@@ -18,7 +18,7 @@ from fedloom.core.aggregate import MEAN, Aggregator, Combined, Kinds, Weights
 from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
-from fedloom.core.fixed_point import LEAST, decoded, encoded, size, threshold, totaled
+from fedloom.core.fixed_point import LEAST, added, decoded, size, threshold, totaled
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -387,11 +387,31 @@ class Federation:
         if self.aggregator.secure:
             found = self._masked(ids, method, expect, shared, each, None, min_replies)
             return None if found is None else Total(totaled(found[0], expect), found[1])
+        if not each and min_replies <= len(ids) and (at_once := self._at_once(ids, method, shared, expect)):
+            return Total(added(at_once), tuple(ids))
         replies = self._call(ids, method, shared, each, expect, min_replies=max(1, min_replies))
         if not replies:
             return None
-        first, *others = (encoded(reply, None, len(replies)) for reply in replies.values())
-        return Total(totaled(sum(others, first), expect), tuple(replies))
+        return Total(added([*replies.values()]), tuple(replies))
+
+    def _at_once(
+        self, ids: Sequence[int], method: str, shared: Mapping[str, Any] | None, expect: Template
+    ) -> list[Any]:
+        """The sum of all replies as the only entry, with the messages recorded that it stands for; [] if the engine
+        does not compute it at once."""
+        _check_callable(method)
+        common = dict(shared or {})
+        found = self.engine.total(ids, method, common, (self.round, self._calls))
+        if not found or reply_problem(found[0], expect) is not None:
+            return []
+        self._next()
+        self._record_down(ids, method, common, None)
+        what, size = message.measured(found[0])
+        for i in ids:
+            if i not in self.colocated:
+                self.ledger.add(self.round, self.engine.name(i), self.coordinator, method, what, size)
+            self.usable.add((self.engine.name(i), method))
+        return found
 
     def exchange(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core._trees import Shape, Template, join
+from fedloom.core._trees import Shape, Template, Tree, join, leaves, zip_tensors
 from fedloom.core.errors import MessageError
 
 FRACTION: Final = 24
@@ -24,6 +24,7 @@ LARGEST: Final = 2.0**13
 MOST_WEIGHT: Final = 2**26
 """Limit of the sum of all weights: 2^26 times 2^13 times 2^24 is 2^63."""
 
+NOT_WHOLE: Final = "a total is of int64 tensors alone"
 LEAST: Final = 3
 """The minimum number of parties in a sum that hides their contributions: a sum of two reveals to each the other's."""
 
@@ -97,11 +98,22 @@ def totaled(total: np.ndarray, like: Template) -> Any:
         MessageError: the sum does not have the template's size, or a tensor is not of int64.
     """
     if any(getattr(x, "dtype", None) != torch.int64 for _, x in _summed(like, None)):
-        raise MessageError("a total is of int64 tensors alone")
+        raise MessageError(NOT_WHOLE)
     if len(total) != size(like, None):
         raise MessageError("a sum must have the template's size")
     whole = torch.from_numpy(total[:-1].view(np.int64))
     return _filled(like, None, iter(torch.split(whole, [_count(x) for _, x in _summed(like, None)])))
+
+
+def added(replies: Sequence[Tree]) -> Any:
+    """The sum of replies as a tree of int64 tensors, modulo 2^64.
+
+    Raises:
+        MessageError: a tensor is not of int64.
+    """
+    if any(getattr(x, "dtype", None) != torch.int64 for _, x in leaves(replies[0])):
+        raise MessageError(NOT_WHOLE)
+    return replies[0] if len(replies) == 1 else zip_tensors(lambda each: torch.stack(each).sum(0), replies)
 
 
 def size(like: Template, weight: str | None) -> int:

@@ -153,6 +153,11 @@ class MethodConfig(BaseModel):
         return False
 
     @property
+    def rows_add_up(self) -> bool:
+        """Whether a page with `Party.ROWS` treats a row alike at each party, with these settings."""
+        return True
+
+    @property
     def exchanges(self) -> bool:
         """Whether clients exchange messages with these settings."""
         return True
@@ -228,6 +233,8 @@ class Method:
         linear: whether it is of use with a network that has no hidden layer.
         pooled: whether the model has the same bits however rows are split over owners, so that a trial may train it on
             all rows at once. What clients export is then the same for all, and they predict from it and their own rows.
+        at_once: for a pooled method, trains its one client on all rows in so many rounds, faster than by rounds and to
+            rounding; None for by rounds.
         quadratic: whether the time of a round grows with the square of the number of clients.
         trial_rank: its place among the methods that `fedloom trial` tries by default, from 1; 0 if it tries the method
             only by name. At equal scores the lower rank wins.
@@ -256,6 +263,7 @@ class Method:
     any_contributor: bool = False
     linear: bool = False
     pooled: bool = False
+    at_once: Callable[..., None] | None = None
     quadratic: bool = False
     trial_rank: int = 0
     trial_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -5,7 +5,7 @@ exactly as written, and starts in a twentieth of a second. Polars would do the s
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.grammar import BOOLEANS, NUMBER, PLAIN, Grammar, is_number
+from fedloom.data.grammar import BOOLEANS, NUMBER, PLAIN, Grammar, is_number, plain_name
 
 Table: TypeAlias = Any
 """A mapping of column names to values, or a pandas, Polars or Arrow table."""
@@ -40,7 +40,7 @@ class RawColumn:
         """
         if isinstance(values, RawColumn):
             return values
-        cells = _plain(name, _cells(name, values))
+        cells = _without(_plain(name, _cells(name, values)), grammar)
         parsed = _parsed(cells, grammar)
         return cls(name, cells if parsed is not None else _stripped(cells), grammar, parsed)
 
@@ -229,6 +229,18 @@ class RawColumn:
 
         return RawColumn(self.name, pa.chunked_array([pa.nulls(rows, self.cells.type)]), self.grammar)
 
+    def only(self, rows: np.ndarray) -> "RawColumn":
+        """The same rows, where all cells of text but those of some rows (r,) are missing."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self.is_text or len(rows) == len(self):
+            return self
+        used = np.zeros(len(self), dtype=bool)
+        used[rows] = True
+        cells = pc.if_else(_mask(used), self.cells, pa.scalar(None, pa.large_string()))
+        return RawColumn(self.name, cells, self.grammar)
+
     def take(self, rows: np.ndarray) -> "RawColumn":
         """The cells of some rows (r,)."""
         return RawColumn(self.name, self.cells.take(rows), self.grammar)
@@ -273,14 +285,16 @@ def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
     Raises:
         DataError: this is no table, a name repeats, or a column has more than one value for a row.
     """
-    if not hasattr(table, "keys") and not hasattr(table, "columns"):
+    if callable(getattr(table, "collect", None)):
+        table = table.collect()  # of Polars, which reads now
+    if not callable(getattr(table, "keys", None)) and not hasattr(table, "columns"):
         raise DataError(
             "Data must be a path, a mapping of columns, a pandas, Polars or Arrow table, or (X, y), not a "
             f"{type(table).__name__}."
         )
     names = getattr(table, "column_names", None)  # of Arrow, whose `columns` are not names
     keys = list(table.keys() if hasattr(table, "keys") else table.columns if names is None else names)
-    words = [str(key).strip() for key in keys]
+    words = ["" if key is None or key != key else plain_name(key) for key in keys]
     refuse_names(words, "The table")
     return {name: RawColumn.of(name, table[key], grammar) for name, key in zip(words, keys, strict=True)}
 
@@ -308,11 +322,21 @@ def joined(columns: Sequence[RawColumn]) -> RawColumn:
         columns = [
             RawColumn(c.name, c.cells.cast(pa.float64()), c.grammar)
             if number
-            else RawColumn.of(c.name, c.text, c.grammar)
+            else RawColumn.of(c.name, _in_grammar(c), c.grammar)
             for c in columns
         ]
     return RawColumn(columns[0].name, pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks],
                                                      columns[0].cells.type), columns[0].grammar)  # fmt: skip
+
+
+def _in_grammar(column: RawColumn) -> list[str]:
+    """The text of each cell, a number of a typed door with the decimal sign of the grammar."""
+    import pyarrow as pa
+
+    comma = column.grammar.decimal == "," and (
+        pa.types.is_floating(column.cells.type) or pa.types.is_decimal(column.cells.type)
+    )
+    return [word.replace(".", ",") for word in column.text] if comma else column.text
 
 
 def stacked(tables: Sequence[Mapping[str, RawColumn]]) -> dict[str, RawColumn]:
@@ -332,11 +356,16 @@ def _cells(name: str, values: Any) -> Any:
     """Arrow's array of a column; objects of types that Arrow does not mix become text."""
     import pyarrow as pa
 
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+    values = array_of(values) if hasattr(values, "detach") else values
     shape = tuple(getattr(values, "shape", (len(values),) if hasattr(values, "__len__") else ()))
     if len(shape) != 1 or isinstance(values, str | bytes):
         raise DataError(f"Column {name!r} must have one value for each row, not the shape {shape}.")
+    if isinstance(values, Mapping | Set):  # df.to_dict() is one of mappings
+        raise DataError(
+            f"Column {name!r} must have its values in the order of the rows, not in a {type(values).__name__}."
+        )
+    if getattr(getattr(values, "dtype", None), "kind", "") == "c":
+        raise DataError(f"Column {name!r} has complex numbers; give their real and imaginary parts as two columns.")
     try:
         if isinstance(values, pa.ChunkedArray):
             return values
@@ -356,6 +385,15 @@ def _cells(name: str, values: Any) -> Any:
             raise DataError(f"Column {name!r} has {odd[:40]!a}, which is no Unicode text; correct it.") from None
 
 
+def array_of(values: Any) -> np.ndarray:
+    """An array of a tensor, a list or an array; a masked one stays masked."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values if str(values.layout) == "torch.strided" else values.to_dense()
+        return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
+    return values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
+
+
 def _chunks(texts: Sequence[str | None]) -> Any:
     import pyarrow as pa
 
@@ -364,6 +402,7 @@ def _chunks(texts: Sequence[str | None]) -> Any:
 
 def _text(value: Any) -> str | None:
     """One object as text; None for a missing one."""
+    value = value.item() if hasattr(value, "detach") and value.ndim == 0 else value
     missing = value is None or (not isinstance(value, str | bytes) and np.ndim(value) == 0 and value != value)
     return None if missing else str(value)
 
@@ -386,14 +425,25 @@ def _plain(name: str, cells: Any) -> Any:
             plain = not is_type.is_fixed_size_binary(stored.type)
             cells = stored if plain else _chunks([_text(value) for value in cells.to_pylist()])
         if is_type.is_dictionary(cells.type):
-            cells = cells.cast(cells.type.value_type)
+            kind = cells.type.value_type
+            if is_type.is_string_view(kind):  # of Polars; Arrow does not take views by number
+                kind = pa.large_string()
+            cells = pa.chunked_array([c.dictionary.cast(kind).take(c.indices) for c in cells.chunks], kind)
         if is_type.is_run_end_encoded(cells.type):
             cells = pc.run_end_decode(cells)
         if is_type.is_fixed_size_binary(cells.type):
             cells = cells.cast(pa.binary())
         texts = (is_type.is_null, is_type.is_string, is_type.is_large_string, is_type.is_string_view)
-        if any(found(cells.type) for found in (*texts, is_type.is_binary, is_type.is_large_binary)):
+        if any(found(cells.type) for found in texts):
             return cells.cast(pa.large_string())
+        if is_type.is_binary_view(cells.type):
+            cells = cells.cast(pa.large_binary())
+        if is_type.is_binary(cells.type) or is_type.is_large_binary(cells.type):
+            words = cells.cast(pa.large_string())
+            control = pc.any(pc.match_substring_regex(words, "[\\x00-\\x08]"))
+            if control.as_py():  # a hash or a UUID, which is UTF-8 by chance
+                raise pa.ArrowNotImplementedError("no text")
+            return words
         if is_type.is_interval(cells.type) or is_type.is_union(cells.type):
             raise pa.ArrowNotImplementedError("no single value")
     except (pa.ArrowException, UnicodeDecodeError):
@@ -401,6 +451,19 @@ def _plain(name: str, cells: Any) -> Any:
             f"Column {name!r} holds values of the type {cells.type}, which are no words, numbers or dates; convert "
             "them to text, or leave the column out."
         ) from None
+    return cells
+
+
+def _without(cells: Any, grammar: Grammar) -> Any:
+    """Cells of any type, where numbers that are missing words, such as -999, are missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
+        return cells
+    for word in filter(is_number, grammar.missing_words):
+        found = pc.equal(cells.cast(pa.float64(), safe=False), float(word))
+        cells = pc.if_else(pc.fill_null(found, False), pa.scalar(None, cells.type), cells)
     return cells
 
 

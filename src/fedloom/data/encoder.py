@@ -8,6 +8,7 @@ importing scikit-learn takes seconds.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +16,8 @@ import numpy as np
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset, Fill, table_dataset
-from fedloom.data.grammar import PLAIN, unread
-from fedloom.data.options import Understanding
+from fedloom.data.grammar import PLAIN, Grammar, Order, dated, unread
+from fedloom.data.options import Kind, Understanding
 from fedloom.data.standalone import known_word
 from fedloom.data.tables import (
     MISSING,
@@ -105,6 +106,33 @@ class ScaledNumber:
 
 
 @dataclass(frozen=True)
+class ScaledDate:
+    """A column of dates, whose training rows are known: the year as `ScaledNumber`, and the points of circles of
+    `DateParts`, which are 0 for a missing date."""
+
+    name: str
+    order: Order
+    """The form of the dates."""
+    year: ScaledNumber
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        return (*self.year.names, *self._parts.names[1:])
+
+    @property
+    def _parts(self) -> DateParts:
+        return DateParts(self.name, self.order, gaps=True)
+
+    def encode(self, values: np.ndarray | RawColumn) -> np.ndarray:
+        """(n, 8..10) float32 from (n,) raw values. Raises DataError for a value that is no date."""
+        numbers = self._parts.encode(values)
+        return np.concatenate(
+            [self.year.encode(numbers[:, 0]), np.nan_to_num(numbers[:, 1:])], axis=1, dtype=np.float32
+        )
+
+
+@dataclass(frozen=True)
 class OneHot:
     """A column of words, one-hot encoded."""
 
@@ -138,7 +166,7 @@ class OneHot:
         return np.fromiter(map(found.__getitem__, words), np.int64, len(words))
 
 
-ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot | HashedText | DateParts
+ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | ScaledDate | OneHot | HashedText | DateParts
 
 
 @dataclass(frozen=True)
@@ -169,27 +197,42 @@ class TableEncoder:
         return cls(tuple(rules))
 
     @classmethod
-    def fit(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, *, rare: int = 10) -> "TableEncoder":
+    def fit(
+        cls,
+        columns: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        *,
+        rare: int = 10,
+        kinds: Mapping[str, Kind] = MappingProxyType({}),
+        grammar: Grammar = PLAIN,
+    ) -> "TableEncoder":
         """Fit the rules on some rows.
 
         Numbers: missing values become the median, and a column "<name> missing" marks them if a fitted row lacks one.
         If the absolute skewness exceeds 3 and a logarithm reduces it, sign(v) log(1 + |v|) replaces v. Then mean 0 and
         s.d. 1. Words: stripped; a missing value is the word "?"; words of fewer than `rare` fitted rows, and unknown
-        words, share the column "other". Constant columns are dropped. The type of a column depends on all its rows:
-        see `typed`.
+        words, share the column "other". Dates: see `ScaledDate`. Sentences: see `HashedText`. Constant columns are
+        dropped. The type of a column depends on all its rows: see `typed`.
 
         Args:
             columns: name -> (n,) numbers, booleans, or objects that are text or None.
             rows: (r,) numbers of the rows to fit on, r >= 1.
             rare: minimum number of fitted rows for a word to have its own column.
+            kinds: of columns whose kind is not to be guessed.
+            grammar: by which cells were read.
 
         Raises:
-            DataError: no rows, a column that is neither numbers nor text, a column of numbers with a few words, or
-                only constant columns.
+            DataError: no rows, a column that is neither numbers nor text, a column of numbers or dates with a few
+                words, or only constant columns.
         """
         if len(rows) == 0:
             raise DataError("A table's encoder needs at least one row to fit on.")
-        fitted = {name: _fit(name, typed(name, values), rows, rare) for name, values in columns.items()}
+        if not columns:
+            raise DataError("A party needs a column besides ids and label, but has none.")
+        fitted = {
+            name: _fit(name, typed(name, values), rows, rare, kinds.get(name), grammar)
+            for name, values in columns.items()
+        }
         dropped = tuple(name for name, rule in fitted.items() if rule is None)
         if len(dropped) == len(fitted):
             raise DataError(f"A party needs a column that is not constant, but all of {list(dropped)} are.")
@@ -388,6 +431,13 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
         return OneHot(name, tuple(str(word) for word in column["words"]), bool(column["other"]))
     if "width" in column:
         return HashedText(name, int(column["width"]), str(column["hash"]))
+    if "year" in column:
+        year = _rule(dict(column["year"]))
+        if not isinstance(year, ScaledNumber):
+            raise ValueError(f"the year of column {name!r} is no scaled number")
+        if (order := DateParts(name, column["order"]).order) == "any":
+            raise ValueError(f"column {name!r} has dates in no order")
+        return ScaledDate(name, order, year)
     if "order" in column:
         return DateParts(name, column["order"], bool(column["gaps"]), bool(column["indicator"]))
     if "indicator" in column:
@@ -398,18 +448,42 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
     return ScaledNumber(name, bool(column["log"]), gaps=bool(column["gaps"]), **numbers)
 
 
-def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | OneHot | None:
+_Fitted: TypeAlias = ScaledNumber | ScaledDate | OneHot | HashedText
+
+
+def _fit(
+    name: str, values: np.ndarray, rows: np.ndarray, rare: int, kind: Kind | None, grammar: Grammar
+) -> _Fitted | None:
     """The rule of a `typed` column, or None if it is constant."""
-    if values.dtype.kind != "O":
+    if kind == "number" or (kind is None and values.dtype.kind != "O"):
         return _fit_number(name, numbers_of(name, values)[rows])
+    values = as_words(name, values)
     known = Counter(values[values != MISSING].tolist())
-    refuse_mistakes(name, known)  # nearly all words would be rare
-    if odd := unread(known, PLAIN):
-        raise DataError(f"Column {name!r} has {odd.split(', or set')[0]}, or leave the column out.")
+    if kind == "date" or (kind is None and dated(known)):
+        return _fit_date(name, values, rows)
+    if kind == "text":
+        return HashedText(name)
+    if kind is None:
+        refuse_mistakes(name, known, grammar)  # nearly all words would be rare
+        if odd := unread(known, grammar):
+            raise DataError(f"Column {name!r} has {odd}; or leave the column out.")
     words, counts = np.unique(values[rows], return_counts=True)
     frequent = tuple(str(word) for word in words[counts >= rare] if word != OTHER)
     others = len(frequent) < len(words)
-    return None if len(frequent) + others < 2 else OneHot(name, frequent, others)
+    if len(frequent) + others > 1:
+        return OneHot(name, frequent, others)
+    sentences = len(known) > 1 and np.mean([len(word.split()) for word in known]) >= 3
+    return HashedText(name) if sentences and kind is None else None
+
+
+def _fit_date(name: str, values: np.ndarray, rows: np.ndarray) -> ScaledDate | None:
+    try:
+        rule = DateParts(name, gaps=True).fitted(values)
+        years = rule.encode(values)[rows, 0]
+    except DataError as error:
+        raise DataError(f"{str(error).rstrip('.')}; or leave the column out.") from None
+    year = _fit_number(rule.names[0], years)
+    return None if year is None or rule.order == "any" else ScaledDate(name, rule.order, year)
 
 
 def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | None:

@@ -26,28 +26,36 @@ BOOLEANS = {"True": 1.0, "true": 1.0, "TRUE": 1.0, "False": 0.0, "false": 0.0, "
 _NUMBER = re.compile(NUMBER)
 _AMOUNT = r"([0-9]+[.,][0-9]+|[0-9]{1,3}([,.' _][0-9]{3})+([.,][0-9]+)?|[0-9]+)([eE][-+]?[0-9]+)?"
 _CURRENCY = "([$€£¥]|EUR|USD|GBP|CHF)"
-_LIKE_NUMBER = re.compile(  # the second form has a unit: 12.5 kg
+_LIKE_NUMBER = re.compile(  # then 12.5 kg; (12.50) and '0.5' and ~0.5; 12.50- and 0.5*; 1.5D+01
     rf"[-+]?{_CURRENCY}? ?[-+]?{_AMOUNT} ?([%‰]|{_CURRENCY})?|[-+]?[0-9]+[.,][0-9]+ ?[^\W\d_]{{1,5}}"
+    r"|[=('\"~≈]{1,2}[-+]?[0-9]+[.,][0-9]+[)'\"]?|[0-9]+[.,][0-9]+ ?[-*†‡]+|[-+]?[0-9]+[.,][0-9]+[dD][-+]?[0-9]+"
 )
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\uff0d", "------")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-_LIKE_DATE = re.compile(  # 5-Jan-2022, January 5, 2022, 2022 Jan 5, 2022-01
-    rf"(\d\d?(st|nd|rd|th)?[ ./-]+)?{_MONTH}[ .,/-]+(\d\d?(st|nd|rd|th)?[ ,/-]+)?(\d{{4}}|\d\d)( \d\d?:\d\d(:\d\d)?)?"
-    rf"|\d{{4}}[ ./-]+{_MONTH}([ ./-]+\d\d?)?|(1[89]|2[01])\d\d[-/.](0[1-9]|1[0-2])",
-    re.A | re.I,
-)
+_DAY = r"((mon|tue|wed|thu|fri|sat|sun)[a-z]*[., ]+)?"
 _CLOCK = r"\d\d?:\d\d(:\d\d(\.\d+)?)?"
+_YEAR = r"(1[89]|2[01])\d\d"
+_LIKE_DATE = (
+    re.compile(  # 5-Jan-2022, January 5, 2022, 2022 Jan 5, 2022-01; 5. März 2022; 5/1/2022, 10:00 AM; 20220105T1000
+        rf"{_DAY}((\d\d?(st|nd|rd|th)?[ ./-]+)?{_MONTH}[ .,/-]+(\d\d?(st|nd|rd|th)?[ ,/-]+)?(\d{{4}}|\d\d)"
+        rf"|(\d\d?[ .]+)[^\W\d_]{{3,10}}[. ]+{_YEAR}|\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.](\d{{4}}|\d\d))"
+        rf"([ ,T]+{_CLOCK} ?([ap]\.?m\.?)?( ?[a-z]{{1,4}}([+-]\d+)?)?)?"
+        rf"|\d{{4}}[ ./-]+{_MONTH}([ ./-]+\d\d?)?|{_YEAR}[-/.](0[1-9]|1[0-2])|{_YEAR}[01]\d[0-3]\d[T ]\d{{4,6}}Z?"
+        rf"|{_YEAR}[ -]?W[0-5]\d(-?\d)?|{_YEAR}[ /-]?Q[1-4]|Q[1-4][ /-]?{_YEAR}",
+        re.I,
+    )
+)
 _LIKE_TIME = re.compile(rf"{_CLOCK}( ?[ap]\.?m\.?)?", re.A | re.I)
 _LIKE_SPAN = re.compile(rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A)
 _REPAIRS = {
-    "numbers": "write digits and a decimal point only, or set data.decimal = ','",
+    "numbers": "write digits and a decimal point only",
     "dates": "write them as 2022-01-31",
     "times of day": "write them as numbers, such as 13.5",
     "spans of time": "write them as numbers of hours or days",
 }
 _MONTHS: tuple[str, ...] = ("january", "february", "march", "april", "may", "june")
 _MONTHS += ("july", "august", "september", "october", "november", "december")
-_INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f\u200b-\u200f\u2060\ufeff\u00ad]")
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,11 @@ def like_date(word: str) -> bool:
     return ISO_DATE.fullmatch(word) is not None or DAY_OR_MONTH_FIRST.fullmatch(word) is not None
 
 
+def dated(words: Mapping[str, int]) -> bool:
+    """Whether most rows of words -> rows hold dates."""
+    return 2 * sum(rows for word, rows in words.items() if like_date(word)) > sum(words.values())
+
+
 def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
     """What words -> rows are, and the repair, if most rows hold numbers, dates or times that the grammar does not read;
     else ""."""
@@ -103,10 +116,18 @@ def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
     for what, form in zip(_REPAIRS, forms, strict=True):
         odd = [word for word in words if form(word) and not grammar.is_number(word)]
         if odd and 2 * (sum(words[word] for word in odd) + (known if what == "numbers" else 0)) > rows:
-            comma = what == "numbers" and grammar.decimal == ","
-            repair = "write digits and a decimal comma only" if comma else _REPAIRS[what]
+            repair = _REPAIRS[what]
+            if what == "numbers" and grammar.decimal == ",":
+                repair = repair.replace("point", "comma")
+            elif what == "numbers" and "," in odd[0]:
+                repair += ", or set data.decimal = ','"
             return f"{what} such as {odd[0][:40]!r}: {repair}"
     return ""
+
+
+def plain_name(name: object) -> str:
+    """A column's name in one Unicode form, without spaces around it and invisible signs."""
+    return unicodedata.normalize("NFC", _INVISIBLE.sub("", str(name))).strip()
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
 from fedloom.data.columns import RawColumn, refuse_names, stacked
 from fedloom.data.dataset import Dataset, image_dataset
-from fedloom.data.grammar import PLAIN, Grammar
+from fedloom.data.grammar import PLAIN, Grammar, plain_name
 from fedloom.data.images import decode_images
 from fedloom.data.roles import ALLOW, class_names, refuse_unnamed
 from fedloom.data.tables import RawTable, codes_of, read_csv, typed
@@ -91,7 +92,7 @@ def read_content(
     """
     if config and (path / config).is_dir():
         path = path / config
-    if table_endings(path) == {".csv"} or (union and path.is_dir()):
+    if table_endings(path) == {".csv"} or (path.is_dir() and (union or (config is None and _has_plain_tables(path)))):
         return _read_table_files(path, name, test, grammar, union)
     if path.is_file() and test is None and (content := _read_parquet_file(path, name, grammar)) is not None:
         return content
@@ -109,8 +110,35 @@ def read_content(
 
 def table_endings(path: Path) -> set[str]:
     """The suffixes .csv and .parquet of the file, or of files in the folder."""
+    return {file.suffix.lower() for file in _table_files(path)}
+
+
+def _table_files(path: Path) -> list[Path]:
+    """The file, or the folder's .csv and .parquet files, without hidden ones and those that programs keep beside."""
     files = [path] if path.is_file() else path.rglob("*")
-    return {file.suffix.lower() for file in files} & {".csv", ".parquet"}
+    return sorted(
+        file
+        for file in files
+        if file.suffix.lower() in (".csv", ".parquet")
+        and not (
+            file != path and any(part.startswith((".", "~$", "__MACOSX")) for part in file.relative_to(path).parts)
+        )
+    )
+
+
+def _has_plain_tables(path: Path) -> bool:
+    """Whether a folder has no page of the hub, and its files are CSV, or Parquet of numbers, words and dates alone."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if (path / "README.md").exists():
+        return False
+    try:
+        schemas = [pq.read_schema(file) for file in _table_files(path) if file.suffix.lower() == ".parquet"]
+    except (OSError, pa.ArrowException):
+        return True  # whose reader names the file
+    plain = [b"huggingface" not in (s.metadata or {}) and not any(map(pa.types.is_nested, s.types)) for s in schemas]
+    return all(plain)
 
 
 def open_from_hub(
@@ -210,17 +238,13 @@ def _reason(error: BaseException) -> str:
 def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar, union: bool) -> Content:
     """A CSV file, or the files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
-    for file in (
-        [path]
-        if path.is_file()
-        else sorted(file for file in path.rglob("*") if file.suffix.lower() in table_endings(file))
-    ):
+    for file in _table_files(path):
         words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
         splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
     if len(splits) > 1:
         splits.pop("", None)
     parts = [part or [] for part in _train_and_test(splits, name, test)]
-    tables = [[_read_table(file, grammar) for file in part] for part in parts]
+    tables = [[_with_keys(_read_table(file, grammar), path, file) for file in part] for part in parts]
     every = [table for part in tables for table in part]
     names = list(every[0])
     odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
@@ -232,14 +256,37 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
     return Content(columns, held_out)
 
 
-def _read_table(file: Path, grammar: Grammar) -> Mapping[str, RawColumn]:
+def read_table(file: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
+    """The columns of one CSV or Parquet file.
+
+    Raises:
+        DataError: as `read_csv`; or the file has pictures, or columns that only `datasets` knows.
+    """
+    if file.suffix.lower() != ".parquet" or not file.is_file():
+        return read_csv(file, needed=needed, grammar=grammar)
+    columns = _read_table(file, grammar)
+    for name in needed:
+        if name not in columns:
+            raise DataError(f"{file} must have a column {name!r}, but has {[*columns]}.{did_you_mean(name, columns)}")
+    return columns
+
+
+def _with_keys(table: dict[str, RawColumn], path: Path, file: Path) -> dict[str, RawColumn]:
+    """A file's columns, and those of its folders: `site=n/part.parquet` has n in the column site."""
+    keys = [part.partition("=") for part in file.relative_to(path).parts[:-1] if "=" in part] if path.is_dir() else []
+    first = next(iter(table.values()))
+    named = {plain_name(unquote(key)): [unquote(word)] * len(first) for key, _, word in keys}
+    return table | {key: RawColumn.of(key, words, first.grammar) for key, words in named.items() if key not in table}
+
+
+def _read_table(file: Path, grammar: Grammar) -> dict[str, RawColumn]:
     """The columns of a CSV or Parquet file that has no pictures."""
     if file.suffix.lower() == ".csv":
         return read_csv(file, grammar=grammar)
     content = _read_parquet_file(file, file.stem, grammar)
     if content is None or content.images is not None or content.named:
         raise DataError(f"{file} must hold columns of numbers, words and dates only, if files have different columns.")
-    return content.columns
+    return dict(content.columns)
 
 
 def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Content | None:
@@ -252,8 +299,8 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    features: dict[str, Any] = {c.strip(): kind for c, kind in about.get("info", {}).get("features", {}).items()}
-    table = table.rename_columns([column.strip() for column in table.column_names])
+    features: dict[str, Any] = {plain_name(c): kind for c, kind in about.get("info", {}).get("features", {}).items()}
+    table = table.rename_columns([plain_name(column) for column in table.column_names])
     refuse_names(table.column_names, str(path))
     images, named = [], {}
     for field_ in table.schema:

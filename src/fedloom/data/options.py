@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
+from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar, plain_name
 from fedloom.data.tables import RawTable
 
 Task = Literal["classes", "number"]
@@ -53,13 +53,13 @@ class DataOptions:
     """Whether owners may have different columns: what an owner has no value of is missing there."""
 
     def __post_init__(self) -> None:
-        """Names of columns are without the spaces around them, as in all tables."""
+        """Names of columns are plain, as in all tables."""
         for setting in ("label", "group", "id", "test"):
             if isinstance(name := getattr(self, setting), str):
-                object.__setattr__(self, setting, name.strip())
+                object.__setattr__(self, setting, plain_name(name))
         for setting in ("drop", "keep"):
-            object.__setattr__(self, setting, tuple(name.strip() for name in getattr(self, setting)))
-        object.__setattr__(self, "encode", {name.strip(): kind for name, kind in self.encode.items()})
+            object.__setattr__(self, setting, tuple(map(plain_name, getattr(self, setting))))
+        object.__setattr__(self, "encode", {plain_name(name): kind for name, kind in self.encode.items()})
 
     @property
     def fills(self) -> Missing:

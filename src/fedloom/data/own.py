@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import RawColumn, Table, columns_of
+from fedloom.data.columns import RawColumn, Table, array_of, columns_of
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.encoder import encode_own
 from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
@@ -134,7 +134,7 @@ def interpret(
         label = options.label or "label"
         options = replace(options, label=label)
         if not hasattr(x, "keys"):
-            x = np.asarray(x)
+            x = array_of(x)
             if x.ndim == 4:
                 pictured = {label: RawColumn.of(label, y, options.grammar)}
                 return understand(pictured, options, title, picture=True), _pixels(x)

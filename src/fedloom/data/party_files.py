@@ -1,17 +1,18 @@
-"""A vertical federation from one CSV file for each party."""
+"""A vertical federation from one CSV or Parquet file for each party."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.data.columns import RawColumn
-from fedloom.data.options import GUESS, DataOptions, Task
+from fedloom.data.hub import read_table
+from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.presence import RowPresence, had
-from fedloom.data.roles import labels_of, left_out, unlabeled
-from fedloom.data.tables import read_csv, strata_of, typed
+from fedloom.data.roles import labels_of, left_out, matches, unlabeled
+from fedloom.data.tables import filled, strata_of, typed
 from fedloom.data.vertical import PartyView, VerticalDataset, ranges, scale_of, table_view
 from fedloom.data.vertical_split import split_parties
 
@@ -34,17 +35,20 @@ class PartyFile:
     missing; empty for other parties."""
     classes: tuple[str, ...] = ()
     """Their names; () for numbers, and for other parties."""
+    options: DataOptions = GUESS
+    """How cells were read."""
 
     @classmethod
-    def active(cls, file: Path, id: str, label: str, task: Task | None = None) -> "PartyFile":
-        """The file of the active party; `task` as in `DataOptions`. Raises DataError if it is invalid."""
-        table = read_csv(file, needed=[id, label])
-        labels, classes = labels_of(table.pop(label), str(file), None, replace(GUESS, task=task))
+    def active(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
+        """The file of the active party; `OF_FILES` of the options apply. Raises DataError if it is invalid."""
+        table = read_table(file, needed=[id, label], grammar=options.grammar)
+        labels, classes = labels_of(table.pop(label), str(file), None, options)
         different = len(np.unique(labels[~unlabeled(labels)]))
         if different < 2:
             what = "2 classes, but its labels are" if classes else "2 different numbers, but has"
             raise DataError(f"Column {label!r} of {file} must have at least {what} {[*classes] or different}.")
-        return cls(file.stem, table.pop(id).text, table, labels, classes)
+        ids = table.pop(id).text
+        return cls(file.stem, ids, _kept(table, options), labels, classes, options)
 
     @property
     def strata(self) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -56,16 +60,19 @@ class PartyFile:
 
     @classmethod
     def passive(cls, file: Path, id: str, label: str, options: DataOptions = GUESS) -> "PartyFile":
-        """The file of a passive party; `keep` and `drop` of the options choose columns. Raises DataError if it is
-        invalid or has labels."""
-        table = read_csv(file, needed=[id])
+        """The file of a passive party; `OF_FILES` of the options apply. Raises DataError if it is invalid or has
+        labels."""
+        table = read_table(file, needed=[id], grammar=options.grammar)
         if label in table:
             raise DataError(f"Only the active party may have labels, but {file} has a column {label!r}; remove it.")
         ids = table.pop(id).text
-        table = {column: words for column, words in table.items() if not left_out(column, options)}
-        if not table:
-            raise DataError(f"keep and drop leave no column of {file}: correct them.")
-        return cls(file.stem, ids, table)
+        if not (kept := _kept(table, options)):
+            raise DataError(
+                f"keep and drop leave no column of {file}: correct them."
+                if table
+                else f"{file} has no column besides the ids; add some."
+            )
+        return cls(file.stem, ids, kept, options=options)
 
     def view(
         self,
@@ -78,8 +85,21 @@ class PartyFile:
         """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,), and whether it has
         each; a row that it lacks may have any number."""
         rows = np.concatenate([aligned, unaligned, test])
-        columns = {name: typed(name, column)[rows] for name, column in self.columns.items()}
-        return table_view(self.name, columns, *ranges(len(aligned), len(unaligned), len(test)), truth, present)
+        kinds = {name: kind for name, kind in self.options.encode.items() if name in self.columns}
+        columns = {
+            name: (filled(column.words) if kinds.get(name, "number") != "number" else typed(name, column))[rows]
+            for name, column in self.columns.items()
+        }
+        parts = ranges(len(aligned), len(unaligned), len(test))
+        return table_view(self.name, columns, *parts, truth, present, kinds, self.options.grammar)
+
+
+OF_FILES = ("task", "drop", "keep", "missing_words", "decimal", "encode")
+"""The settings of `DataOptions` that apply to parties' files."""
+
+
+def _kept(table: dict[str, RawColumn], options: DataOptions) -> dict[str, RawColumn]:
+    return {name: column for name, column in table.items() if not left_out(name, options)}
 
 
 def from_files(
@@ -89,7 +109,7 @@ def from_files(
     label: str,
     seed: int,
     align: Align,
-    task: Task | None = None,
+    options: DataOptions = GUESS,
     aligned: int | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
@@ -97,7 +117,7 @@ def from_files(
     anybody: bool = False,
     presence: RowPresence | None = None,
 ) -> VerticalDataset:
-    """Read each party's CSV file and match their people.
+    """Read each party's CSV or Parquet file and match their people.
 
     Common people with a label are aligned or tested. All other rows are unaligned: two of three parties may have
     unaligned rows of a person that the third lacks, and unaligned rows of the first party are used without labels. A
@@ -110,7 +130,7 @@ def from_files(
         label: the label column, in the first file only; cells without a label are empty.
         seed: of the run.
         align: matches ids (`fedloom.data.alignment`), as they are in the files.
-        task: what the label is, as in `DataOptions`.
+        options: how the files are read: `OF_FILES`.
         aligned: number of aligned people, drawn at random; None for all common people. The others are assigned in
             turn, each to one party as unaligned.
         test_fraction: the share of each class that is tested.
@@ -128,8 +148,9 @@ def from_files(
         raise DataError(
             f"from_files needs at least 2 files, and one id or one for each, not {len(files)} files and ids {keys}."
         )
-    held = [PartyFile.active(Path(files[0]), keys[0], label, task)]
-    held += [PartyFile.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
+    held = [PartyFile.active(Path(files[0]), keys[0], label, options)]
+    held += [PartyFile.passive(Path(file), key, label, options) for file, key in zip(files[1:], keys[1:], strict=True)]
+    _check_named(held, options)
     ids, y, (parts, part_names) = [own.ids for own in held], held[0].labels, held[0].strata
     common = (
         [np.arange(len(y)), *(_found(ids[0], other, align) for other in ids[1:])] if anybody else _common(ids, align)
@@ -164,6 +185,15 @@ def from_files(
     return VerticalDataset(
         Path(files[0]).stem, "table", held[0].classes, tuple(views), labels, tested, label, target, of_range
     )
+
+
+def _check_named(held: Sequence[PartyFile], options: DataOptions) -> None:
+    """Raise DataError if `keep` or `encode` names a column that no file has."""
+    columns = [name for own in held for name in own.columns]
+    for setting, names in (("keep", options.keep), ("encode", tuple(options.encode))):
+        for name in names:
+            if not any(matches(name, column) for column in columns):
+                raise DataError(f"data.{setting} names the column {name!r}, but the files have {columns[:20]} only.")
 
 
 def _common(ids: Sequence[list[str]], align: Align) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
-from fedloom.data.grammar import PLAIN, Grammar, like_date, moments, nearly_equal, unread
+from fedloom.data.grammar import Grammar, dated, moments, nearly_equal, unread
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
 from fedloom.data.tables import (
     MISSING,
@@ -75,6 +75,8 @@ _PARTS = {
     **dict.fromkeys(("test", "testing", "true", "1"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
+_EXCEL_ERROR = re.compile("#[A-Z0-9/]+[!?]")
+_NINES = {10.0**digits - 1 for digits in range(2, 8)}
 _SEPARATORS = re.compile(r"\s*[|;,]\s*")
 
 
@@ -332,7 +334,7 @@ def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> No
     known = cells.values[~cells.missing]
     words = _counted(known) if known.dtype.kind == "O" else {}
     count = len(words) or len(different(known))
-    reason = "" if column in options.keep else _suspicion(column, known, count, len(cells), words)
+    reason = "" if column in options.keep else _suspicion(cells, known, count, len(cells), words)
     if reason and reason != BY_NAME:
         raise DataError(f"Column {column!r} is {reason}. Name it in keep to allow it, or in drop.")
 
@@ -345,9 +347,9 @@ def allowed(column: str, options: DataOptions) -> bool:
 
 def left_out(column: str, options: DataOptions) -> str:
     """Why `drop` or `keep` makes a column no feature; "" if they do not."""
-    if any(_matches(pattern, column) for pattern in options.drop):
+    if any(matches(pattern, column) for pattern in options.drop):
         return "dropped as you said"
-    return "not in data.keep" if options.keep and not any(_matches(p, column) for p in options.keep) else ""
+    return "not in data.keep" if options.keep and not any(matches(p, column) for p in options.keep) else ""
 
 
 def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool) -> str:
@@ -422,9 +424,8 @@ def refuse_no_classes(labels: RawColumn, where: str) -> None:
             f"{next(iter(odd))[:40]!r}; correct them, or leave them empty, or list the word in data.missing_words; or "
             f"{says}."
         )
-    dates = sum(count for word, count in words.items() if like_date(word))
     what = unread(words, labels.grammar)
-    if what or 2 * dates > rows:
+    if what or dated(words):
         first = next(iter(words))
         raise DataError(
             f"{where} has {len(words)} different {what or f'dates such as {first!r}: write a number'}; or {says}."
@@ -568,6 +569,8 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
     kinds: dict[str, Kind] = {}
     free: dict[str, str] = {}
     for column, found in [*table.values.items()]:
+        if len(kept) < len(found) and found.values.dtype.kind == "O":  # a row that is not used decides no type
+            found = table.values[column] = found.only(kept)
         values = found.values
         known = values[kept][~found.missing[kept]]
         words = _counted(known) if known.dtype.kind == "O" else {}
@@ -575,8 +578,12 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
         asked = options.encode.get(column)
         if words and not asked and not (column not in options.keep and _names_rows(column)):
             refuse_mistakes(column, words, found.grammar)
-        reason = "" if asked or column in options.keep else _suspicion(column, known, count, len(kept), words)
-        if count < 2 and (not count or len(known) == len(kept)):
+        reason = "" if asked or column in options.keep else _suspicion(found, known, count, len(kept), words)
+        if count == 1 and len(known) == len(kept) and not words and abs(known[0]) >= 2.0**53 and len(found.counts) > 1:
+            reason = "whole numbers above 2**53, which float64 does not tell apart"
+            table.drop(column, reason)
+            notes.append(f"Column {column!r} is dropped: it has {reason}. Subtract the same number from them.")
+        elif count < 2 and (not count or len(known) == len(kept)):
             table.drop(column, "empty" if not count else "the same in every row")
         elif reason:
             table.drop(column, reason)
@@ -603,6 +610,11 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
                     f"Words {_some(group)} of column {column!r} differ in writing only: correct them if they are one."
                     for group in nearly_equal(words)
                 ]
+                errors = [word for word in words if _EXCEL_ERROR.fullmatch(word)]
+                if errors:
+                    notes.append(
+                        f"Column {column!r} has errors of a spreadsheet, {_some(errors)}, as words: correct them."
+                    )
                 numbers = [word for word in words if found.grammar.is_number(word)]
                 if 0 < len(numbers) < count:
                     notes.append(
@@ -649,7 +661,7 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
     """Raise DataError if an entry of `drop` or `keep` fits no column that is left."""
     for setting, patterns in (("drop", options.drop), ("keep", options.keep)):
         for pattern in patterns:
-            if not any(_matches(pattern, column) for column in table.values):
+            if not any(matches(pattern, column) for column in table.values):
                 table.take(pattern, setting)
 
 
@@ -657,7 +669,14 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
     """Notes on a column of numbers that may be meant otherwise."""
     if found.is_duration:
         return [f"Column {column!r} holds spans of time: they are numbers of seconds."]
-    if known.dtype.kind != "f" or not np.array_equal(known, np.floor(known)):
+    if known.dtype.kind not in "fiu":
+        return []
+    if far := _far_code(known):
+        return [
+            f"Column {column!r} has {far:.0f} in {int((known == far).sum())} rows, far from its other numbers: if it "
+            "stands for a missing value, list it in data.missing_words."
+        ]
+    if not np.array_equal(known, np.floor(known)):
         return []
     if known.min() >= 18000101 and known.max() <= 22001231:
         day, month = known % 100, known // 100 % 100
@@ -673,16 +692,28 @@ def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]
     return []
 
 
-def _suspicion(column: str, known: np.ndarray, count: int, rows: int, words: Mapping[str, int]) -> str:
+def _far_code(known: np.ndarray) -> float:
+    """The least or the largest of the known numbers if it is of nines, such as -999, in several rows, and farther from
+    the others than these are from each other; else 0."""
+    for code in (float(known.min()), float(known.max())):
+        if abs(code) in _NINES:
+            others = known[known != code]
+            gap = np.abs(others - code).min() if len(others) else 0
+            if len(known) - len(others) > 1 and gap > 2 * np.ptp(others):
+                return code
+    return 0.0
+
+
+def _suspicion(column: RawColumn, known: np.ndarray, count: int, rows: int, words: Mapping[str, int]) -> str:
     """Why a column with `count` different known values, or known words -> rows, is probably an identifier; "" if it is
     not."""
     flag = not words and count <= 2 and set(different(known)) <= {0, 1}
-    if not flag and _names_rows(column):
+    if not flag and _names_rows(column.name):
         return BY_NAME
     if not count == len(known) >= MIN_UNIQUE:
         return ""
     if words:
-        short = not _unclear(words, PLAIN) and np.mean([len(word.split()) for word in words]) < 3
+        short = not _unclear(words, column.grammar) and np.mean([len(word.split()) for word in words]) < 3
         return "an identifier: another word in every row" if short else ""
     numbered = len(known) == rows and known.max() - known.min() == rows - 1
     return "an identifier: it counts the rows" if numbered else ""
@@ -700,12 +731,11 @@ def _counted(known: np.ndarray) -> dict[str, int]:
 def _unclear(words: Mapping[str, int], grammar: Grammar) -> str:
     """What the known words -> rows of a feature are, if most are dates, or numbers or times that the grammar does not
     read; else ""."""
-    if 2 * sum(rows for word, rows in words.items() if like_date(word)) > sum(words.values()):
-        return DATES
-    return unread(words, grammar)
+    return DATES if dated(words) else unread(words, grammar)
 
 
-def _matches(pattern: str, column: str) -> bool:
+def matches(pattern: str, column: str) -> bool:
+    """Whether a column has this name, in which "*" stands for any text."""
     return pattern == column or (
         "*" in pattern and bool(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), column))
     )

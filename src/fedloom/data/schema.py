@@ -22,7 +22,7 @@ from fedloom.data.dataset import (
     table_dataset,
     unscaled,
 )
-from fedloom.data.encoder import OneHot, RawNumber, TableEncoder
+from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, offset_of
 from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.hub import Hints, read_content, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
@@ -180,11 +180,14 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
         A sentence for each column with words outside its categories, and on rows that are left out.
 
     Raises:
-        DataError: a column that runs may use is no number in some row, or as `own_rows`.
+        DataError: a column that runs may use, or a label without classes, is no number in some row; or as `own_rows`.
     """
     columns, test = read_columns(path, name, own.options.grammar)
     found = own_rows(columns, own, name, test=test)
     notes = [*found.notes]
+    if own.options.label is not None and not own.classes:  # a number to predict
+        numbers, wrong = columns[own.options.label].take(found.kept).numbers()
+        refuse_rows(own.options.label, "a finite number", wrong | ~np.isfinite(numbers), where=f"{path}: ")
     for column in own.lacks:
         if column in columns:
             raise DataError(f"data.lacks names the column {column!r}, which {path} has: remove it from lacks.")
@@ -214,7 +217,8 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
         if kind == "date":
             DateParts(column, gaps=True).encode(used)
             continue
-        wrong = np.isnan(RawNumber(column).encode_any(used)[:, 0]) & ~used.missing
+        numbers = RawNumber(column).encode_any(used)[:, 0]
+        wrong = np.isnan(numbers) & ~used.missing
         try:
             refuse_rows(column, "a finite number", wrong, where=f"{path}: ")
         except DataError as error:
@@ -222,6 +226,11 @@ def check_own(path: Path, name: str, own: OwnFile) -> tuple[str, ...]:
                 f"{error} If it is a category, list its words in categories of [data.{name}]; if it holds texts or "
                 f"dates, set encode.{column} there."
             ) from None
+        if offset := offset_of(numbers):
+            raise DataError(
+                f"Column {column!r} of {path} has numbers that differ little for their size, such as {offset:.0f}: "
+                "subtract the same number from them in all files."
+            )
     return tuple(notes)
 
 

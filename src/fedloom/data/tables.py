@@ -13,7 +13,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words, refuse_names
-from fedloom.data.grammar import PLAIN, Grammar, in_order
+from fedloom.data.grammar import PLAIN, Grammar, in_order, plain_name
 
 MISSING = "?"
 """The category of missing text."""
@@ -24,7 +24,7 @@ MOST_NUMBERS = 20
 """Different numbers of a column beyond which they are no codes: a label is then a number to predict."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
-_SEPARATORS = ",;\t|"
+_SEPARATORS = "\t;|,"  # of signs that are equally often, the first: a comma may be part of a name
 _READ = Grammar(missing_words=())
 """Of words whose gaps are None already."""
 
@@ -91,7 +91,7 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
     if not path.is_file():
         raise DataError(f"there is no file {path}: give its path from {Path.cwd()}, or the whole path")
     raw, separator = _header(path)
-    names = [name.strip() for name in raw]
+    names = [plain_name(name) for name in raw]
     if not names:
         raise DataError(f"{path} is empty; it must have a header, and rows below it.")
     if re.fullmatch("sep=.?", names[0]) and not any(names[1:]):
@@ -117,6 +117,8 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
         raise DataError(_problem(path, separator, len(names)) or f"{path} ends within quotes; correct its last line.")
     if not found.num_rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
+    if (row := _second_header(found, raw)) >= 0:
+        raise DataError(f"{path} has its header again in row {row + 1}, counted from 1 below the first; delete it.")
     return {name: RawColumn.of(name, cells, grammar) for name, cells in zip(names, found.columns, strict=True)}
 
 
@@ -136,6 +138,15 @@ def _header(path: Path) -> tuple[list[str], str]:
     outside = "".join(first.split('"')[::2])
     separator = max(_SEPARATORS, key=outside.count)
     return next(csv.reader(io.StringIO(first.lstrip("\r\n")), delimiter=separator), []), separator
+
+
+def _second_header(found: Any, names: Sequence[str]) -> int:
+    """The row of a table of texts whose cells are the columns' names, as in files that were put together; -1 if none
+    is."""
+    import pyarrow.compute as pc
+
+    row = pc.index(found.column(0), names[0]).as_py()
+    return row if row >= 0 and all(found.column(place)[row].as_py() == name for place, name in enumerate(names)) else -1
 
 
 def _unclosed(path: Path, last: str) -> bool:
@@ -161,7 +172,7 @@ def _problem(path: Path, separator: str, width: int) -> str:
     except UnicodeDecodeError as error:
         return f"{path} is not text in UTF-8 ({error}). Save it as CSV in UTF-8."
     except csv.Error as error:
-        return f"{path} cannot be read as a CSV file ({error})."
+        return f"{path}, line {lines.line_num}, cannot be read as a CSV file ({error}); correct that line."
     return ""
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Kind, array_problem
 from fedloom.data.encoder import TableEncoder
+from fedloom.data.grammar import PLAIN, Grammar
 from fedloom.data.images import crop_cells, grid_cells
+from fedloom.data.options import Kind as ColumnKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,15 +121,20 @@ def table_view(
     test: np.ndarray,
     truth: np.ndarray | None,
     present: np.ndarray | None = None,
+    kinds: Mapping[str, ColumnKind] = MappingProxyType({}),
+    grammar: Grammar = PLAIN,
 ) -> PartyView:
-    """A party's view of its raw columns, encoded by rules fitted on the aligned and unaligned rows that it has."""
+    """A party's view of its raw columns, encoded by rules fitted on the aligned and unaligned rows that it has.
+
+    `kinds` are those of columns that are not guessed; `grammar` is how new rows' cells are read.
+    """
     known = np.concatenate([aligned, unaligned])
     if present is not None:
         known = known[present[known]]
         if not len(known):
             raise DataError(f"Party {name!r} lacks every row for training: lower columns.missing, or leave it out.")
     try:
-        encoder = TableEncoder.fit(columns, known)
+        encoder = TableEncoder.fit(columns, known, kinds=kinds, grammar=grammar)
         x = encoder.transform(columns)
     except DataError as error:
         raise DataError(f"Party {name!r}: {error}") from error
@@ -137,6 +145,8 @@ def table_view(
         )  # fmt: skip
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     recipe = {"kind": "table", **encoder.to_dict()}
+    if grammar != PLAIN:
+        recipe |= {"missing_words": list(grammar.missing_words), "decimal": grammar.decimal}
     return PartyView(name, blank(x, present), zeros, ones, aligned, unaligned, test, truth, recipe, present)
 
 

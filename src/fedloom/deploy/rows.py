@@ -11,7 +11,7 @@ import numpy as np
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn
 from fedloom.data.encoder import ColumnEncoder, OneHot, TableEncoder
-from fedloom.data.grammar import PLAIN, Grammar
+from fedloom.data.grammar import PLAIN, Grammar, plain_name
 from fedloom.data.hub import read_content
 from fedloom.data.images import decode_images, grid_cells
 from fedloom.data.manifest import read_views
@@ -91,7 +91,7 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     """
     data: Any = read_rows(Path(rows), inputs.recipe)[0] if isinstance(rows, str | os.PathLike) else rows
     if not isinstance(data, Mapping) and hasattr(data, "keys"):  # a data frame
-        data = {str(name): data[name] for name in data.keys()}  # noqa: SIM118
+        data = {plain_name(name): data[name] for name in data.keys()}  # noqa: SIM118
     if inputs.recipe["kind"] != "table":
         if isinstance(data, Mapping):
             raise DataError("This party takes images: a uint8 array (n, C, H, W) or files, not columns of a table.")

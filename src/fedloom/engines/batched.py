@@ -5,7 +5,7 @@ of an operation exceeds its work. The numbers equal the local engine's up to the
 cannot be batched run in turn; the account names them, with the reason.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
@@ -28,10 +28,15 @@ CPU_BUDGET = 1 << 27
 """Bytes that a batch of parties may take on a CPU; larger batches do not fit its caches and are slower."""
 FEW = 8
 """Minimum number of parties for which batching is faster on a CPU."""
+WORTH = 1.1
+"""How many times as fast parties must have been when batched; less may be an error of measurement."""
 STRIDE = 1 << 32
 """The distance between the numbers of parties of consecutive runs."""
 GPU_SHARE = 0.5
 """The share of a GPU's free memory that a batch of parties may take."""
+
+Measured = Callable[[Party[Any], int], float]
+"""See `BatchedEngine`."""
 
 
 @dataclass
@@ -54,6 +59,8 @@ class BatchedEngine(LocalEngine):
         chunk_size: the largest number of parties in a batch; None for as many as fit into memory.
         everything: whether to batch parties that are faster in turn: on a CPU, few parties, and networks with
             convolutions.
+        measured: given the first of some parties and their number, says how many times as fast they are batched on
+            this CPU, see `fedloom.engines.probe`. Without `everything`, only those that gain are batched.
     """
 
     def __init__(
@@ -62,13 +69,14 @@ class BatchedEngine(LocalEngine):
         *,
         chunk_size: int | None = None,
         everything: bool = True,
+        measured: Measured | None = None,
         seed: int = 0,
         faults: Faults | None = None,
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
-        self._batcher = Batcher(self._parties, chunk_size=chunk_size, everything=everything)
+        self._batcher = Batcher(self._parties, chunk_size=chunk_size, everything=everything, measured=measured)
 
-    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+    def _each(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return self._batcher.call(tasks)
 
     def account(self) -> Account:
@@ -83,14 +91,22 @@ class Batcher:
 
     Args:
         parties: by the key that tasks use: their id in a run, or `run * STRIDE + id` in several runs.
-        chunk_size, everything: as of `BatchedEngine`.
+        chunk_size, everything, measured: as of `BatchedEngine`.
 
     Attributes:
         groups: for each party that can be batched, its group and its row there.
     """
 
-    def __init__(self, parties: Mapping[int, Party[object]], *, chunk_size: int | None, everything: bool) -> None:
+    def __init__(
+        self,
+        parties: Mapping[int, Party[object]],
+        *,
+        chunk_size: int | None,
+        everything: bool,
+        measured: Measured | None = None,
+    ) -> None:
         self._parties, self._chunk_size, self._everything = dict(parties), chunk_size, everything
+        self._measured = measured
         self._remarks: dict[str, None] = {}  # an ordered set
         self._same = SameContent()
         self.groups: dict[int, tuple[_Group, int]] = {}
@@ -101,12 +117,10 @@ class Batcher:
         first = self._parties[numbers[0]]
         if first._network is None or len(numbers) < 2:
             return
-        if first.context.device == "cpu" and not self._everything:
-            slow = convolutional(first.net.module)
-            if slow or len(numbers) < FEW:
-                why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
-                self._remarks[f"{len(numbers)} parties in turn: {why}"] = None
-                return
+        picky = first.context.device == "cpu" and not self._everything
+        if picky and (why := self._slower(first, len(numbers))):
+            self._remarks[f"{len(numbers)} parties in turn: {why}"] = None
+            return
         # parties with equally many rows become neighbours
         numbers = sorted(numbers, key=lambda n: _rows(self._parties[n]))
         memory = torch.empty(len(numbers), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
@@ -114,6 +128,15 @@ class Batcher:
             self._parties[n].net.move(row)
         group = _Group(numbers, memory, _footprint(first))
         self.groups.update({n: (group, row) for row, n in enumerate(numbers)})
+
+    def _slower(self, first: Party[object], count: int) -> str:
+        """Why so many parties like the first are better trained in turn on a CPU; "" if they are not."""
+        if convolutional(first.net.module):
+            return "convolutions are slower batched on a CPU"
+        if count < FEW:
+            return f"fewer than {FEW} are no faster batched"
+        gain = self._measured(first, count) if self._measured and first.context.data else WORTH
+        return "" if gain >= WORTH else f"batched, they were {gain:.2f} times as fast on this machine"
 
     def remarks(self, parties: Collection[int]) -> tuple[str, ...]:
         """How these parties run, for an account."""

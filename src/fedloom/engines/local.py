@@ -4,17 +4,34 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run_task
+from fedloom.core.engine import (
+    Account,
+    Engine,
+    Failure,
+    ReplyRef,
+    Task,
+    arguments,
+    names,
+    reply_problem,
+    reply_ref,
+    run_task,
+)
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
+from fedloom.core.fixed_point import encoded
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
+from fedloom.engines.joint import Joint
 from fedloom.engines.memory import Arena, swapped_in
 
 
 class LocalEngine(Engine):
     """Parties in this process. Tensors of a message are passed without a copy; tensors of a reply are copied.
+
+    Parties whose page has `ROWS` answer as one: see `fedloom.engines.joint`. With `memory` they do not.
 
     Args:
         parties: all parties. With `memory`, pass a generator: each party is stored before the next is built.
@@ -25,6 +42,8 @@ class LocalEngine(Engine):
     """
 
     NAME: ClassVar[str] = "local"
+    JOINS: ClassVar[bool] = True
+    """Whether parties may answer as one."""
 
     def __init__(
         self,
@@ -35,15 +54,43 @@ class LocalEngine(Engine):
         memory: int | None = None,
     ) -> None:
         self._arena = None if memory is None else Arena(memory)
-        self._parties: dict[int, Party[object]] = {}
+        self._held: dict[int, Party[object]] = {}
+        self._joint = Joint(self._held) if self.JOINS and memory is None else None
         for party in parties:
-            self._parties[party.context.id] = party
+            self._held[party.context.id] = party
             if self._arena is not None:
                 self._arena.adopt(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
 
+    @property
+    def _parties(self) -> dict[int, Party[object]]:
+        """The parties, up to date."""
+        if self._joint is not None:
+            self._joint.part()
+        return self._held
+
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        if self._joint is not None:
+            if done := self._joint.run(tasks, sums=False):
+                return [*done] * len(tasks)
+            self._joint.part()
+        return self._each(tasks)
+
+    def _each(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return [self._run(task) for task in tasks]
+
+    def _total(self, tasks: Sequence[Task]) -> list[Tree]:
+        return [] if self._joint is None else self._joint.run(tasks, sums=True)
+
+    def _sum(
+        self, tasks: Sequence[Task], expect: Template, weight: str | None, whole: bool
+    ) -> tuple[np.ndarray | None, list[Failure | None]]:
+        found = self._total(tasks)
+        if not found or reply_problem(found[0], expect):
+            return super()._sum(tasks, expect, weight, whole)
+        total = encoded(found[0], weight, len(tasks))
+        total[-1] = len(tasks)
+        return total, [None] * len(tasks)
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
@@ -84,6 +131,7 @@ class ObservedEngine(LocalEngine):
             nobody sees it.
     """
 
+    JOINS = False
     SMALL: ClassVar[int] = 1 << 16
     KEPT: ClassVar[int] = 64
 
@@ -118,6 +166,7 @@ class IsolatedEngine(LocalEngine):
     """
 
     NAME = "isolated"
+    JOINS = False
 
     def __init__(
         self, builders: Sequence[Callable[[], Party[object]]], *, seed: int = 0, faults: Faults | None = None

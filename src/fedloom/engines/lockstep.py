@@ -109,7 +109,7 @@ class LockstepEngine(LocalEngine):
         """The parties by their numbers among the parties of all runs."""
         return {self._lane.number * STRIDE + i: party for i, party in self._parties.items()}
 
-    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+    def _each(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return self._lane.call(tasks)
 
     def account(self) -> Account:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedloom.core import plain_models
 from fedloom.core.errors import ModelError
 from fedloom.core.task import EVERY_TASK, TaskKind
 from fedloom.models import custom
@@ -31,34 +32,6 @@ class BlackBoxSpec:
     """The package that it needs, an extra of the same name."""
     tasks: tuple[TaskKind, ...] = EVERY_TASK
     """What it can predict."""
-
-
-def _forest(seed: int, number: bool) -> Any:
-    from sklearn import ensemble  # its import takes a second
-
-    kind = ensemble.RandomForestRegressor if number else ensemble.RandomForestClassifier
-    return kind(50, n_jobs=1, random_state=seed)
-
-
-def _boosting(seed: int, number: bool) -> Any:
-    from sklearn import ensemble
-
-    kind = ensemble.HistGradientBoostingRegressor if number else ensemble.HistGradientBoostingClassifier
-    return kind(
-        max_iter=30, learning_rate=0.2, max_leaf_nodes=8, min_samples_leaf=5, early_stopping=False, random_state=seed
-    )
-
-
-def _ridge(seed: int, number: bool) -> Any:
-    from sklearn import linear_model
-
-    return linear_model.Ridge(random_state=seed)
-
-
-def _logistic(seed: int, number: bool) -> Any:
-    from sklearn import linear_model
-
-    return linear_model.LogisticRegression(max_iter=200, random_state=seed)
 
 
 class _KNeighbors:
@@ -131,10 +104,12 @@ def _tabicl(seed: int, number: bool) -> Any:
 
 
 BLACK_BOXES: dict[str, BlackBoxSpec] = {
-    "forest": BlackBoxSpec("random forest of 50 trees", _forest),
-    "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", _boosting),
-    "logistic": BlackBoxSpec("logistic regression with an L2 penalty, of classes", _logistic, tasks=("classes",)),
-    "ridge": BlackBoxSpec("linear regression with an L2 penalty, of a number", _ridge, tasks=("number",)),
+    "forest": BlackBoxSpec("random forest of 50 trees", plain_models.forest),
+    "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", plain_models.boosting),
+    "logistic": BlackBoxSpec(
+        "logistic regression with an L2 penalty, of classes", plain_models.linear, tasks=("classes",)
+    ),
+    "ridge": BlackBoxSpec("linear regression with an L2 penalty, of a number", plain_models.linear, tasks=("number",)),
     "knn": BlackBoxSpec(
         "5 nearest neighbours; others' answers as their most probable class",
         lambda seed, number: _KNeighborsOfNumbers() if number else _KNeighbors(),

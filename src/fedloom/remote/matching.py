@@ -88,7 +88,7 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
                 "or start the run again in another folder."
             )
         return replace(files, matched=before)
-    held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "", run.data.task)
+    held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "", run.data.columns)
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()

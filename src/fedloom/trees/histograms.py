@@ -15,6 +15,8 @@ PAIRS: Final = 2**17
 """Pairs of a row and a tree that are counted at once."""
 MANY: Final = 2**28
 """Values that a process has gone through when compiled loops become worth their loading, which takes a second."""
+FEW: Final = 2**8
+"""Nodes of a tree up to which all rows are moved at once."""
 BLOCK: Final = 2**15 - 1
 """Rows whose sums fit one word: see `packed`."""
 COUNT: Final = 15
@@ -153,7 +155,7 @@ def gradient_histograms(
                 else:
                     index, own = cells.take(which, 0), words[t].take(which)
                 if slots > 1:
-                    index = index + (slot.take(which) * width).astype(np.int32)[:, None]
+                    index = index + (slot * width).astype(np.int32).take(which)[:, None]
                 total = total + opened(sums(index, own, slots * width))
         found.append(total.reshape(-1, slots, width))
     return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
@@ -253,12 +255,29 @@ def move(
         place, to = _places(split[mine]), (child[mine, None] + ~left[mine]).astype(np.int32)  # (s, B) child by bin
         if (loops := _loops(node.size)) is not None:
             loops.move(node[t], bins, place, column[mine].astype(np.int64), to)
-            continue
-        at = place.take(node[t], mode="clip")
-        rows = np.flatnonzero(at >= 0)
-        at = at.take(rows)
-        seen = bins.ravel().take(rows * bins.shape[1] + column[mine].take(at))
-        node[t, rows] = to.ravel().take(at * to.shape[1] + seen)
+        elif node.size and (nodes := int(node[t].max()) + 1) <= FEW:
+            _move_all(node[t], bins, nodes, split[mine], column[mine], to)
+        else:
+            at = place.take(node[t], mode="clip")
+            rows = np.flatnonzero(at >= 0)
+            at = at.take(rows)
+            seen = bins.ravel().take(rows * bins.shape[1] + column[mine].take(at))
+            node[t, rows] = to.ravel().take(at * to.shape[1] + seen)
+
+
+def _move_all(
+    node: np.ndarray, bins: np.ndarray, nodes: int, split: np.ndarray, column: np.ndarray, to: np.ndarray
+) -> None:
+    """As `move`, of one tree with few nodes: also the rows of the others move, to their own node."""
+    columns, next_ = np.zeros(nodes, np.int64), np.repeat(np.arange(nodes, dtype=np.int32), to.shape[1])
+    here = slice(None, np.searchsorted(split, nodes))  # a split node may have no rows
+    columns[split[here]] = column[here]
+    next_.reshape(nodes, -1)[split[here]] = to[here]
+    at = columns.take(node)
+    at += np.arange(0, bins.size, bins.shape[1])
+    which = node * np.int64(to.shape[1])
+    which += bins.ravel().take(at)
+    node[:] = next_.take(which)
 
 
 def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -31,10 +31,21 @@ from typing import NamedTuple
 import numpy as np
 
 from fedloom.core.errors import ConfigError
-from fedloom.data.alignment.ids import digests, normalize
+from fedloom.data.alignment.ids import digests, near_misses, normalize
 from fedloom.data.alignment.psi import PSIClient, PSIServer, announce, announced_rows, library
 
-__all__ = ["BACKENDS", "MOST", "SHARD", "Alignment", "align", "learned_privately", "normalize", "shard_count", "shards"]
+__all__ = [
+    "BACKENDS",
+    "MOST",
+    "SHARD",
+    "Alignment",
+    "align",
+    "learned_privately",
+    "near_misses",
+    "normalize",
+    "shard_count",
+    "shards",
+]
 
 BACKENDS = ("openmined", "plain")
 SHARD = 100_000

@@ -4,10 +4,12 @@ import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
 
 from fedloom.core.errors import DataError
+from fedloom.data.grammar import is_number
 
 _EXAMPLES = 3
 
@@ -60,6 +62,27 @@ def digests(lists: Sequence[Sequence[Any]], names: Sequence[str], local: Collect
     if problems:
         raise DataError("\n".join(problems))
     return hashes
+
+
+def near_misses(lists: Sequence[Sequence[Any]], names: Sequence[str]) -> list[str]:
+    """For each party but the first, a sentence if ids that the first one lacks differ from one of its own in the
+    writing of a number only, such as 01, 1.0 and 1."""
+    first = {normalize(value) for value in lists[0]}
+    numbers: dict[Decimal | None, str] = {n: text for text in first if (n := _number(text)) is not None}
+    found = []
+    for ids, name in zip(lists[1:], names[1:], strict=True):
+        odd = [text for text in map(normalize, ids) if text not in first and _number(text) in numbers]
+        if odd:
+            found.append(
+                f"{len(odd):,} ids of {name} differ from one of {names[0]} in writing only, such as {odd[0]!r} and "
+                f"{numbers[_number(odd[0])]!r}: they count as different people; write ids alike if they are the same"
+            )
+    return found
+
+
+def _number(text: str) -> Decimal | None:
+    """The value of an id that is a number, however it is written; else None."""
+    return Decimal(text) if len(text) < 40 and is_number(text) else None
 
 
 def _problem(texts: Sequence[str], show: bool) -> str:

@@ -23,12 +23,13 @@ from fedloom import methods
 from fedloom.core.errors import DataError, ModelError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.objects import hold
-from fedloom.data.columns import RawColumn, columns_of, joined, stacked
+from fedloom.data.columns import RawColumn, array_of, columns_of, joined, stacked
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
 from fedloom.data.grammar import MISSING_WORDS, Grammar
+from fedloom.data.hub import read_table
 from fedloom.data.own import read_data
-from fedloom.data.roles import ALLOW, refuse_no_classes, unlabeled
+from fedloom.data.roles import ALLOW, class_names, refuse_no_classes, unlabeled
 from fedloom.data.split import rows_hash
 from fedloom.data.tables import MOST_NUMBERS, codes_of, numbers_of
 from fedloom.experiment.config.data import DataConfig
@@ -42,6 +43,8 @@ SPLIT = "split: training or test"
 WIDE = 1000.0
 """Ratio of the largest to the smallest standard deviation of columns above which a warning asks to standardize."""
 
+UNLIKE = 50.0
+"""Ratio of the largest numbers of clients' images above which a warning asks for one scale."""
 
 # -- data ---------------------------------------------------------------------------------------------------
 
@@ -65,7 +68,8 @@ def data_settings(
     """The settings of `[data]` for an object.
 
     Args:
-        data: arrays (X, y), a torch Dataset, a `fedloom` Dataset, or a list with one of these for each client.
+        data: arrays (X, y), a frame, a torch Dataset, a `fedloom` Dataset, or a list with one of these, or the path of
+            a CSV or Parquet file, for each client; or a mapping of the clients' names to frames.
         test: the test rows in the same form, or the share of rows to hold out; of a frame also the column that says
             train or test, or names of owners.
         label: the label column of a frame.
@@ -83,10 +87,17 @@ def data_settings(
         raise DataError(f"label must be the name of one column, not {label!r}.")
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
-    data = _of_hub(data) if label is not None else data
+    if isinstance(data, list) and any(isinstance(part, str | Path) for part in data):
+        label = "" if label is None else label  # files are read as frames
+    names = [str(name) for name in data] if isinstance(data, Mapping) else None
+    data = list(data.values()) if isinstance(data, Mapping) else data
+    if label is not None:
+        grammar = Grammar(tuple(columns.get("missing_words", MISSING_WORDS)), columns.get("decimal", "."))
+        data = [_opened(part, grammar) for part in data] if isinstance(data, list) else _opened(data, grammar)
+    label = label or None
     if _is_frame(data):
         validated(DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data")
-        dataset = _frame(data, test, label, group, columns)
+        dataset = _frame(data, test, label, group, columns, names)
     elif label is not None:
         raise DataError(f"label={label!r} is for data frames and files: the labels of arrays are y.")
     elif columns.keys() - {"task"}:
@@ -114,10 +125,26 @@ def data_settings(
     return {"name": hold("data", "\n".join(content).encode(), dataset, **about), **settings}
 
 
-def _of_hub(data: Any) -> Any:
-    """A Dataset of Hugging Face as an Arrow table; anything else as it is."""
+def is_frames(data: object) -> bool:
+    """Whether an object maps names to pandas, Polars or Arrow tables."""
+    return isinstance(data, Mapping) and bool(data) and all(map(_is_frame, data.values()))
+
+
+def _opened(data: Any, grammar: Grammar) -> Any:
+    """A Dataset of Hugging Face or a file as an Arrow table, a lazy frame as a frame; anything else as it is."""
+    if isinstance(data, str | Path):
+        import pyarrow as pa
+
+        return pa.table({name: column.cells for name, column in read_table(Path(data), grammar=grammar).items()})
+    if callable(getattr(data, "collect", None)):
+        return data.collect()
     if hasattr(data, "column_names") and hasattr(data, "with_format") and not hasattr(data, "columns"):
-        return data.with_format("arrow")[:]
+        table = data.with_format("arrow")[:]
+        for place, (name, feature) in enumerate(data.features.items()):
+            if names := getattr(feature, "names", None):  # of class numbers, which clients may number otherwise
+                words = class_names(RawColumn.of(name, table.column(name)), names).cells
+                table = table.set_column(place, name, words)
+        return table
     return data
 
 
@@ -128,8 +155,16 @@ def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "shape") and not isinstance(data, Dataset)
 
 
-def _frame(data: Any, test: Any, label: str | None, group: str | None, options: Mapping[str, Any]) -> Dataset:
-    """The data set of a frame, or of a list with one for each client; columns are encoded, see `read_data`."""
+def _frame(
+    data: Any,
+    test: Any,
+    label: str | None,
+    group: str | None,
+    options: Mapping[str, Any],
+    names: Sequence[str] | None = None,
+) -> Dataset:
+    """The data set of a frame, or of a list with one for each client of these names; columns are encoded, see
+    `read_data`."""
     parts = data if isinstance(data, list) else [data]
     if isinstance(data, list) and group is not None:
         raise DataError("a list has one frame for each client: leave group out.")
@@ -143,14 +178,14 @@ def _frame(data: Any, test: Any, label: str | None, group: str | None, options: 
     _refuse_empty([len(part) for part in parts])
     grammar = Grammar(tuple(options.get("missing_words", MISSING_WORDS)), options.get("decimal", "."))
     tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
-    names = [*tables[0]]
+    first = [*tables[0]]
     for table in tables:
-        if {*table} != {*names} and options.get("missing_columns") != "allow":
-            raise DataError(f"all frames must have the columns {names}, but one has {[*table]}. {ALLOW}.")
+        if {*table} != {*first} and options.get("missing_columns") != "allow":
+            raise DataError(f"all frames must have the columns {first}, but one has {[*table]}. {ALLOW}.")
     columns = stacked(tables)
     if isinstance(data, list):
         group = "client" if "client" not in columns else "client of the list"
-        owners = np.repeat([f"client-{i}" for i in range(len(parts))], [len(part) for part in parts])
+        owners = np.repeat(names or [f"client-{i}" for i in range(len(parts))], [len(part) for part in parts])
         columns[group] = RawColumn.of(group, owners)
     if test is None:
         return read_data(columns, label=label, group=group, test=held_out, **options)
@@ -225,12 +260,11 @@ def _label_column(labels: Any) -> RawColumn:
 
 
 def _array(values: Any) -> np.ndarray:
-    if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
     if hasattr(values, "toarray"):
         raise DataError("X is sparse: give X.toarray().")
     try:
-        return np.asarray(values)
+        found = array_of(values)
+        return np.where(np.ma.getmaskarray(found), np.nan, found.data) if np.ma.isMaskedArray(found) else found
     except ValueError:
         raise DataError("the rows of X have different numbers of values: give each row as many.") from None
 
@@ -245,6 +279,12 @@ def _joined(parts: Sequence[_Labeled]) -> _Labeled:
             f"the rows have the types {kinds}: bytes of images become 0 to 1, and other numbers stay as they are; "
             "give all in one type."
         )
+    largest = [float(np.abs(part.x).max()) for part in parts if part.x.ndim > 2 and part.x.dtype.kind == "f"]
+    if len(largest) > 1 and max(largest) > UNLIKE * min(largest):
+        logging.getLogger("fedloom").warning(
+            "data: the largest number is %.3g in some clients' images and %.3g in others': give all on one scale",
+            min(largest), max(largest),
+        )  # fmt: skip
     return _Labeled(np.concatenate([part.x for part in parts]), joined([part.y for part in parts]))
 
 

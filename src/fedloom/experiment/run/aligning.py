@@ -18,7 +18,8 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.paths import write_atomically
-from fedloom.data.alignment import Alignment, Progress, align
+from fedloom.data.alignment import Alignment, Progress, align, near_misses
+from fedloom.data.columns import RawColumn
 from fedloom.experiment.run.record import write_json
 
 _SHOWN = 20  # columns that an error names
@@ -33,7 +34,7 @@ class Table:
     Attributes:
         path: of the file.
         column: the id column.
-        ids: (n,) as written.
+        ids: (n,) as written; see `RawColumn.text`.
         header: the first record, in bytes, without a byte order mark.
         starts, ends: (n,) int64 offsets of each row in bytes.
         seen: size and modification time of the file when it was read.
@@ -79,7 +80,8 @@ def align_files(
         force: overwrite existing results.
 
     Returns:
-        The content of alignment.json: backend, counts and files of the parties, and what each learned. No ids.
+        The content of alignment.json: backend, counts and files of the parties, what each learned, and notes on ids
+        that differ in writing only, each with one example.
 
     Raises:
         ConfigError: the arguments are inconsistent, results exist already, or cannot be written.
@@ -101,7 +103,7 @@ def align_files(
     for table in tables:
         if _stamp(table.path) != table.seen:
             raise DataError(f"{table.path} changed while the ids were aligned; run the command again")
-    report = _report(found, tables, targets)
+    report = _report(found, tables, targets) | {"notes": near_misses([table.ids for table in tables], names)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for table, rows, rest, (aligned, unaligned) in zip(tables, found.aligned, found.rest, targets, strict=True):
@@ -152,7 +154,7 @@ def read(path: Path, column: str) -> Table:
         first = file.read(body).removeprefix(_BOM)
     if not ids:
         raise DataError(f"{path} has a header but no rows")
-    return Table(path, column, ids, first, np.array(starts), np.array(ends), _stamp(path))
+    return Table(path, column, RawColumn.of(column, ids).text, first, np.array(starts), np.array(ends), _stamp(path))
 
 
 class _Lines:

@@ -3,6 +3,7 @@
 config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
 objects.json      the arrays, modules and methods of the script that started the run, if any: shapes and fingerprints
+batching.json     with the engine auto, how many times as fast parties were batched
 partition.json    the rows of each class and the network of each party
 metrics.csv       one row per round, stage, party and metric
 mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
@@ -127,7 +128,7 @@ def _commit() -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name if known, otherwise its architecture."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -147,7 +148,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -40,6 +40,12 @@ RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None,
 OF_TABLES: Final = {"l2": 1.0, "missing": "indicator"}
 """Settings of all methods of raw rows that have them, so that a fit exists where columns are collinear, and counts rows
 with missing values."""
+EXCHANGE: Final = "exchange"
+"""The method whose models are those that owners train alone."""
+OWN_KINDS: Final[Mapping[str, str]] = {
+    "logistic": "linear", "ridge": "linear", "forest": "forest", "boosting": "boosting",
+}  # fmt: skip
+"""Black boxes that methods of tables mix with the joint model, by the names of `params.own`."""
 BATCHES: Final = 12
 """Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
 
@@ -270,10 +276,13 @@ def _at_once(
         data, cfg = _with_owner(data), cfg.model_copy(update={"owners": "none"})
     pooled, server, fed = _federation(method, cfg, "", data, [np.concatenate(fitted)], seed, start)
     rounds = _rounds(cfg)
-    for t in range(rounds):
-        fed.round = t
-        for _ in method.round(fed, server, (0,), cfg, t):
-            pass
+    if method.at_once is not None:
+        method.at_once(fed, server, pooled[0], cfg, rounds)
+    else:
+        for t in range(rounds):
+            fed.round = t
+            for _ in method.round(fed, server, (0,), cfg, t):
+                pass
     parts = {JOINT: 0.0, OWN: 1.0} if getattr(cfg, "mix", 0) else {"": None}
     found: dict[tuple[int, str], list[np.ndarray]] = {}
     contexts = _contexts(data, fitted, seed)  # what a party computes from its own rows is kept by its context
@@ -310,9 +319,10 @@ def _with_owner(data: Dataset) -> Dataset:
 
 def _contexts(data: Dataset, fitted: Sequence[np.ndarray], seed: int) -> list[ClientContext]:
     """The contexts of parties that read raw rows."""
+    target = target_of(data)
+    classes = len(data.classes) if target is None else target.width
     shared: dict[str, Any] = {
-        "seed": seed, "parties": len(fitted), "classes": len(data.classes), "target": target_of(data),
-        **raw_columns(data),
+        "seed": seed, "parties": len(fitted), "classes": classes, "target": target, **raw_columns(data),
     }  # fmt: skip
     return [
         ClientContext(
@@ -334,9 +344,9 @@ def _federation(
     seed: int,
     start: Callable[..., Engine],
 ) -> tuple[list[Party[MethodConfig]], Party[MethodConfig] | None, Federation]:
-    count, classes, target = len(fitted), len(data.classes), target_of(data)
-    width = classes if target is None else target.width
-    build = partial(models.build, model, data.input_shape, width, seed=seed) if model else None
+    count, target = len(fitted), target_of(data)
+    classes = len(data.classes) if target is None else target.width
+    build = partial(models.build, model, data.input_shape, classes, seed=seed) if model else None
     columns = {} if model else raw_columns(data)
     server_context = ClientContext(
         id=0, seed=seed, parties=count, classes=classes, target=target, network=build, **columns
@@ -377,21 +387,22 @@ def _probabilities(
 
 
 def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    if not data.classes:
-        regressor, flat = make(name, data.input_shape, 0, seed, number=True), data.x.reshape(len(data.x), -1)
-        regressor.fit(flat[fitted], data.y[fitted])
-        empty = np.zeros(0)
-        return [np.asarray(regressor.predict(flat[rows]) if len(rows) else empty)[:, None] for rows in sets]
-    classes = len(data.classes)
-    if len(seen := np.unique(data.y[fitted])) == 1:  # nothing to learn, and some models refuse one class
-        return [np.tile(np.eye(classes)[seen[0]], (len(rows), 1)) for rows in sets]
-    model = make(name, data.input_shape, classes, seed)
-    flat = data.x.reshape(len(data.x), -1)
-    model.fit(flat[fitted], data.y[fitted])
-    results = []
-    for rows in sets:
-        out = np.zeros((len(rows), classes))
-        if len(rows):
-            out[:, model.classes_] = model.predict_proba(flat[rows])
-        results.append(out)
-    return results
+    """The predictions of a black box that is fitted to these rows, for each set of rows. Columns that are constant in
+    the fitted rows stay out of it, which saves time."""
+    classes, flat = len(data.classes), data.x.reshape(len(data.x), -1)
+    rows, y = flat[fitted], data.y[fitted]
+    used = rows.max(0) > rows.min(0) if data.kind == "table" else np.ones(flat.shape[1], bool)
+    if classes and len(seen := np.unique(y)) == 1:  # nothing to learn, and some models refuse one class
+        return [np.tile(np.eye(classes)[seen[0]], (len(one), 1)) for one in sets]
+    if not used.any():
+        shares = np.bincount(y, minlength=classes) / len(y) if classes else y.mean()[None]
+        return [np.tile(shares, (len(one), 1)) for one in sets]
+    model = make(name, data.input_shape if used.all() else (int(used.sum()),), classes, seed, number=not classes)
+    model.fit(rows[:, used], y)
+    found = [np.zeros((len(one), max(classes, 1))) for one in sets]
+    for into, one in zip(found, sets, strict=True):
+        if len(one) and classes:
+            into[:, model.classes_] = model.predict_proba(flat[one][:, used])
+        elif len(one):
+            into[:, 0] = model.predict(flat[one][:, used])
+    return found

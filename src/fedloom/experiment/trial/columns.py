@@ -18,11 +18,12 @@ import numpy as np
 from fedloom import methods
 from fedloom.core.errors import DataError
 from fedloom.core.rng import stream
+from fedloom.data.alignment import near_misses, normalize
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset
+from fedloom.data.hub import read_table
 from fedloom.data.options import DataOptions
 from fedloom.data.own import encoded, interpret
-from fedloom.data.tables import read_csv
 from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance
 from fedloom.experiment.trial.choice import best
@@ -62,7 +63,7 @@ def trial_columns(
         DataError: a file has no id, or an id twice; the label is in another file; too few people are in common.
     """
     started = perf_counter()
-    own, partners, units = read_parties(files, options, unit)
+    own, partners, units, misses = read_parties(files, options, unit)
     sets = {ALONE: own, JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}}}
     if len(partners) > 1:
         for name in partners:
@@ -129,7 +130,7 @@ def trial_columns(
         not_tried=[one.name for one in methods.registry().values() if one.setting == "vertical"],
         infeasible={},
         revealed=[],
-        notes=[*_notes(files[0].stem, len(y), has), *data[ALONE].notes],
+        notes=[*_notes(files[0].stem, len(y), has), *misses, *data[ALONE].notes],
         seconds=perf_counter() - started,
         by_columns=True,
     )
@@ -137,9 +138,9 @@ def trial_columns(
 
 def read_parties(
     files: Sequence[Path], options: DataOptions, unit: str | None
-) -> tuple[dict[str, RawColumn], dict[str, dict[str, RawColumn]], np.ndarray | None]:
+) -> tuple[dict[str, RawColumn], dict[str, dict[str, RawColumn]], np.ndarray | None, list[str]]:
     """The columns of the first file with the label; those of each partner, as "lab.glucose", in the order of the first
-    file's people, empty for people that the partner lacks; and the unit (n,) of each row.
+    file's people, empty for people that the partner lacks; the unit (n,) of each row; and notes on ids.
 
     Raises:
         DataError: see `trial_columns`.
@@ -153,14 +154,14 @@ def read_parties(
         )
     if len({file.stem for file in files}) < len(files):
         raise DataError(f"Files must have different names, not {', '.join(file.name for file in files)}.")
-    tables = [read_csv(file, needed=[options.id], grammar=options.grammar) for file in files]
+    tables = [read_table(file, needed=[options.id], grammar=options.grammar) for file in files]
     if options.label not in tables[0]:
         holder = next((file for file, table in zip(files, tables, strict=True) if options.label in table), None)
         raise DataError(
             f"The first file must have the label, but {files[0]} has no column {options.label!r}."
             + (f" Name {holder} first." if holder else "")
         )
-    ids = [table.pop(options.id).text for table in tables]
+    ids = [[*map(normalize, table.pop(options.id).text)] for table in tables]
     for file, names in zip(files, ids, strict=True):
         if len(set(names)) < len(names):
             again = next(name for name in names if names.count(name) > 1)
@@ -182,7 +183,7 @@ def read_parties(
                 "see fedloom align, or check how ids are written."
             )
         partners[file.stem] = {f"{file.stem}.{name}": _taken(column, rows) for name, column in table.items()}
-    return own, partners, units
+    return own, partners, units, [f"{sentence}." for sentence in near_misses(ids, [file.stem for file in files])]
 
 
 def _taken(column: RawColumn, rows: Sequence[int | None]) -> RawColumn:

@@ -1,13 +1,13 @@
 """Decisions: join, stay alone, no difference, or undecided.
 
 An owner's own rows give one-sided p-values, adjusted over owners by Y. Benjamini and Y. Hochberg's procedure (JRSS B
-57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own estimate lies
-on the same side, as one owner may differ from all others. The first that holds:
+57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own rows do not
+speak against it, as one owner may differ from all others. The first that holds:
 
     same        |gain| < worth is shown by own rows, or has probability 0.975
     join        gain > 0 is shown by own rows
     alone       gain < worth is shown by own rows
-    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own gain > 0
+    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own rows leave gain ≥ 0 a p-value above 0.25
     alone       by all: P(gain < worth) ≥ 0.975, and own gain < worth
     undecided   otherwise
 
@@ -32,12 +32,17 @@ ALPHA = 0.025
 SURE, GAINS, WORTHWHILE = 0.975, 0.95, 0.5
 """Probabilities that decide by all owners: of no difference and of staying alone, of a gain, of a gain that is worth
 it."""
+AGAINST = 0.25
+"""The p-value of gain ≥ 0 by own rows, below which all owners cannot tell one to join. A tiny owner's estimate is often
+below 0 by chance: a small p-value, not its sign, says that the owner differs."""
 FEWEST = 3
 """Units of a class below which nothing is said."""
 SHARING = 3
 """Owners below which own rows decide alone."""
 LIKELY = 0.8
 """The probability from which an undecided owner is said to lean."""
+NARROWER = 0.9
+"""What another repeat may narrow standard errors to, at most."""
 MOST = 100
 """Beyond so many times the rows, "more rows" is no advice."""
 
@@ -75,12 +80,13 @@ UNKNOWN = 1e3
 """A standard error that tells nothing, of a gain of 0."""
 
 
-def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
+def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.0) -> list[OwnerVerdict]:
     """The verdict for each owner.
 
     Args:
         owners: the evidence of each.
         worth: the smallest gain that is worth federating for, above 0.
+        errors_times: what standard errors are multiplied by, to see what smaller ones would decide.
     """
     told = [i for i, one in enumerate(owners) if math.isfinite(one.gain) and one.fewest >= FEWEST]
     verdicts = [NOTHING] * len(owners)
@@ -91,6 +97,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
     used = [owners[i] for i in told]
     gains, rows = np.array([one.gain for one in used]), np.array([one.rows for one in owners])
     errors, freedom = standard_errors(used)
+    errors = errors * errors_times
 
     def not_above(value: float) -> np.ndarray:
         """The p-values (N,) of a gain of at most `value`; `not_below` of at least."""
@@ -101,7 +108,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
         found: np.ndarray = stats.t.cdf((gains - value) / errors, freedom)
         return found
 
-    joins, stays = not_above(0.0), not_below(worth)
+    joins, stays, losing = not_above(0.0), not_below(worth), not_below(0.0)
     shown = {
         "same": stats.false_discovery_control(np.maximum(not_above(-worth), not_below(worth))),
         "join": stats.false_discovery_control(joins),
@@ -134,7 +141,7 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
             decision = "join"
         elif shown["alone"][j] <= ALPHA:
             decision = "alone"
-        elif sharing and gain >= GAINS and more >= WORTHWHILE and gains[j] > 0:
+        elif sharing and gain >= GAINS and more >= WORTHWHILE and losing[j] > AGAINST:
             decision, by = "join", "all"
         elif sharing and 1 - more >= SURE and gains[j] < worth:
             decision, by = "alone", "all"
@@ -146,6 +153,13 @@ def decide(owners: Sequence[Evidence], worth: float) -> list[OwnerVerdict]:
             _leaning(gain, more, inside) if open_ else "", _rows(used[j], float(errors[j]), worth) if open_ else None,
         )  # fmt: skip
     return verdicts
+
+
+def worth_repeating(owners: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], worth: float) -> bool:
+    """Whether another repeat may decide for an owner that is undecided: with standard errors times `NARROWER`."""
+    hoped = decide(owners, worth, errors_times=NARROWER)
+    pairs = zip(verdicts, hoped, strict=True)
+    return any(now.decision == "undecided" and then.decision != "undecided" for now, then in pairs)
 
 
 def _leaning(gain: float, more: float, inside: float) -> str:

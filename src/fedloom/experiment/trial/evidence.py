@@ -99,6 +99,10 @@ def evidence(
             gains.append(other - one)
             of_repeats.append(u_other - u_one)
         scores.append((one, other))
+    if metric == "auc" and unit is not None and np.array_equal(unit, folds[0]):
+        # A unit is all of a fold, as a window of time: its pairs count in the placements of both rows, so the sum over
+        # the unit is twice what it moves the area by.
+        of_repeats = [parts / 2 for parts in of_repeats]
     classes = y if metric in CLASS_SCORES else np.zeros(len(y), np.int64)
     units = np.arange(len(y)) if unit is None else np.unique(unit, return_inverse=True)[1].reshape(-1)
     floor = {"accuracy": 1.0, "balanced accuracy": 1.0 / len(np.unique(y)) ** 2}.get(metric, 0.0)

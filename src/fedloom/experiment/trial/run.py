@@ -1,9 +1,8 @@
 """Runs a trial: every row is predicted by models that did not see it, and owners decide by their own rows."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Final
 
@@ -18,9 +17,11 @@ from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
+    EXCHANGE,
     JOINT,
     MANY,
     OWN,
+    OWN_KINDS,
     Candidate,
     CandidateTraining,
     Outputs,
@@ -32,11 +33,12 @@ from fedloom.experiment.trial.candidates import (
 )
 from fedloom.experiment.trial.choice import WEIGHTS, best, personal
 from fedloom.experiment.trial.contributions import contributions, scores_of, told
-from fedloom.experiment.trial.decide import OwnerVerdict, decide
+from fedloom.experiment.trial.decide import OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.partners import Partners, losses, partners_of
+from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
@@ -49,98 +51,8 @@ BOXES: Final[Mapping[Kind, tuple[str, ...]]] = {
 """The black boxes that train alone by default, if they can predict the label."""
 FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
-
-
-@dataclass(frozen=True, order=True)
-class Recipe:
-    """One way to train and to predict: the number of a candidate, of rounds, and an evaluation mode."""
-
-    candidate: int
-    rounds: int
-    mode: str
-
-
-MIX = Recipe(-1, 0, "")
-"""The mean of the probabilities of the black boxes."""
-PERSONAL = "own weight for each owner"
-"""The mode of a mix of the model of all with one of the owner's own rows, by weights of each owner: see `personal`."""
 PARTNERS = 20
 """The most owners whose models are scored on each other's rows."""
-
-
-@dataclass(eq=False)
-class Predictions:
-    """What candidates predict.
-
-    Attributes:
-        candidates: in the order in which they are tried.
-        guess: of a model that diverged: 1 / K, or the mean number.
-        first: for each recipe, (n, K) of all rows in the first repeat, by models that did not see the row; or numbers
-            (n, 1).
-        choices: for each repeat, the recipe of each fold that the first repeat's other rows chose.
-        chosen: for each repeat, (n, K) by the recipes of `choices`.
-        ledgers: the messages of one training, by recipe.
-        dropped: numbers of the candidates that cannot be trained.
-        elsewhere: for each black box, (N, n, K) of all rows by the models that each owner trains in the first repeat.
-        weights: for each recipe of the mode `PERSONAL`, (N,) of the owners' own models.
-    """
-
-    candidates: list[Candidate]
-    guess: float
-    first: dict[Recipe, np.ndarray] = field(default_factory=dict)
-    choices: list[list[Recipe]] = field(default_factory=list)
-    chosen: list[np.ndarray] = field(default_factory=list)
-    ledgers: dict[Recipe, Ledger] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)
-    elsewhere: dict[int, np.ndarray] = field(default_factory=dict)
-    weights: dict[Recipe, np.ndarray] = field(default_factory=dict)
-
-    def set(self, into: dict[Recipe, np.ndarray], recipe: Recipe, rows: np.ndarray, found: np.ndarray, n: int) -> None:
-        """Set the predictions of these of n rows; a guess where training diverged."""
-        whole = into.setdefault(recipe, np.full((n, found.shape[1]), self.guess))
-        whole[rows] = np.where(np.isfinite(found).all(1, keepdims=True), found, self.guess)
-
-    def failed(self, number: int) -> bool:
-        """Whether the candidate was dropped."""
-        return number in self.dropped
-
-    def drop(self, number: int, error: MethodError) -> None:
-        """Forget a candidate that cannot be trained.
-
-        Raises:
-            MethodError: there is no other.
-        """
-        self.dropped.add(number)
-        if len(self.dropped) == len(self.candidates):
-            raise error
-        for recipe in [one for one in self.first if one.candidate == number]:
-            del self.first[recipe]
-
-    def boxes(self) -> list[int]:
-        """The numbers of the black boxes whose mean is `MIX`."""
-        return [n for n, one in enumerate(self.candidates) if not one.model and not self.failed(n)]
-
-    def trained(self, recipe: Recipe) -> list[int]:
-        """The numbers of the candidates that a recipe needs."""
-        return self.boxes() if recipe == MIX else [recipe.candidate]
-
-    def composed(self, recipe: Recipe, each: Mapping[Recipe, np.ndarray], own: np.ndarray) -> np.ndarray:
-        """The predictions (n, K) of a recipe from those of what was trained; `own` (n,) are weights of own models."""
-        if recipe == MIX:
-            found: np.ndarray = np.mean([each[Recipe(number, 0, "")] for number in self.boxes()], axis=0)
-            return found
-        if recipe in each:
-            return each[recipe]
-        joint, alone = each[replace(recipe, mode=JOINT)], each[replace(recipe, mode=OWN)]
-        w = own[:, None] if recipe.mode == PERSONAL else 0.5
-        mixed: np.ndarray = (1 - w) * joint + w * alone
-        return mixed
-
-    def label(self, recipe: Recipe) -> str:
-        """Its name in reports, such as "fedavg-ft (own heads), fine-tuned"."""
-        if recipe == MIX:
-            return f"mean of {', '.join(self.candidates[number].label for number in self.boxes())}"
-        return f"{self.candidates[recipe.candidate].label}{f', {recipe.mode}' if recipe.mode else ''}"
 
 
 def run_trial(
@@ -192,6 +104,7 @@ class TrialRun:
         self.splits: list[list[Fold]] = []  # of each repeat
         self.folds: list[np.ndarray] = []  # of each repeat, (n,)
         self.priors: list[np.ndarray] = []  # of each repeat, (n, K)
+        self.boxes: list[Boxes] = []  # of each repeat
         self.done = 0
 
     def _methods(self) -> Sequence[str]:
@@ -217,8 +130,9 @@ class TrialRun:
             self._repeat(len(self.folds))
             found = self._evidence()
             verdicts = decide(found, self.config.worth)
-            settled = "undecided" not in {verdict.decision for verdict in verdicts}
-            if len(self.folds) == self.repeats or (settled and len(self.folds) >= FEWEST_REPEATS):
+            if len(self.folds) == self.repeats:
+                break
+            if len(self.folds) >= FEWEST_REPEATS and not worth_repeating(found, verdicts, self.config.worth):
                 break
             now = perf_counter()
             if self.config.seconds is not None and now - self.started + (now - began) > self.config.seconds:
@@ -231,28 +145,25 @@ class TrialRun:
     def _repeat(self, c: int) -> None:
         """Train all candidates on all folds in the first repeat, and in a later one those that the first chose."""
         self._split(c)
+        self.boxes.append(Boxes())
         data = [standardized(self.owners, fold.train) for fold in self.splits[c]]
         if c == 0:
             for kind in (self.alone, self.federated):
                 self._first(kind, data)
-        for kind in (self.alone, self.federated):
+        for kind in (self.federated, self.alone):  # those of all owners first: they predict more rows
             while not self._chosen(kind, c, data):
                 pass
 
     def _first(self, kind: Predictions, data: Sequence[Dataset]) -> None:
         """Train all candidates of one side in the first repeat."""
-        folds = self.splits[0]
-        for number, candidate in enumerate(list(kind.candidates)):
+        for number in range(len(kind.candidates)):
             if kind is self.federated and number and self._late():
                 left = [one.text for one in kind.candidates[number:]]
                 self.notes.append(f"Left out for lack of time: {', '.join(left)}. A larger --budget tries them.")
                 del kind.candidates[number:]
                 break
             try:
-                if kind is self.alone and not candidate.model and len(self.owners.names) <= PARTNERS:
-                    self._train_for_all(number, folds, data)
-                else:
-                    self._train_into(kind, kind.first, number, range(len(folds)), 0, data)
+                self._train_into(kind, kind.first, number, range(len(self.splits[0])), 0, data)
             except MethodError as error:
                 self._drop(kind, number, error)
             self._progress()
@@ -266,7 +177,8 @@ class TrialRun:
 
     def _drop(self, kind: Predictions, number: int, error: MethodError) -> None:
         kind.drop(number, error)
-        self.notes.append(f"{kind.candidates[number].text} is left out: {error}")
+        reason = str(error).partition("; traceback")[0]
+        self.notes.append(f"{kind.candidates[number].text} is left out: {reason}; fedloom run shows where.")
 
     def _progress(self) -> None:
         self.done += 1
@@ -308,33 +220,69 @@ class TrialRun:
     ) -> None:
         """Train a candidate on these folds of the c-th repeat, and set its predictions."""
         candidate, folds = kind.candidates[number], [self.splits[c][k] for k in ks]
-        reads_raw = kind is self.federated and "raw rows" in methods.named(candidate.method).needs
-        of_folds = [self.raw if reads_raw else data[k] for k in ks]
-        for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
-            for out in outputs:
-                for (rounds, mode), found in out.probabilities.items():
-                    recipe = Recipe(number, rounds, mode)
-                    for rows, probabilities in zip(fold.test, found, strict=True):
-                        kind.set(into, recipe, rows, probabilities, len(self.owners.owner))
-                    if out.ledger is not None:
-                        kind.ledgers[recipe] = out.ledger
+        if kind is self.alone and not candidate.model:
+            into[Recipe(number, 0, "")] = self._boxed(number, ks, c, data, everywhere=c == 0).own[number]
+            return
+        if sent := self._sent(candidate):
+            means = [self._boxed(box, ks, c, data, everywhere=True).all[box] for box in sent]
+            into[Recipe(number, 1, "")] = np.mean(means, axis=0)
+        else:
+            reads_raw = "raw rows" in methods.named(candidate.method).needs
+            of_folds = [self.raw if reads_raw else data[k] for k in ks]
+            for fold, outputs in zip(folds, self._train(candidate, of_folds, folds), strict=True):
+                for out in outputs:
+                    for (rounds, mode), found in out.probabilities.items():
+                        recipe = Recipe(number, rounds, mode)
+                        for rows, probabilities in zip(fold.test, found, strict=True):
+                            kind.set(into, recipe, rows, probabilities, len(self.owners.owner))
+                        if out.ledger is not None:
+                            kind.ledgers[recipe] = out.ledger
+        boxes = self._own_boxes()
+        if kind is self.federated and boxes and "own" in methods.named(candidate.method).config.model_fields:
+            own = np.mean([self._boxed(box, ks, c, data, everywhere=False).own[box] for box in boxes], axis=0)
+            for recipe in [one for one in into if one.candidate == number and one.mode == ""]:
+                into[replace(recipe, mode=JOINT)], into[replace(recipe, mode=OWN)] = into.pop(recipe), own
 
-    def _train_for_all(self, number: int, folds: Sequence[Fold], data: Sequence[Dataset]) -> None:
-        """Train a black box of each owner in the first repeat; it predicts the rows of all owners."""
-        kind, names = self.alone, self.owners.names
-        every = [[np.concatenate(fold.test)] * len(names) for fold in folds]
-        shape = (len(names), len(self.owners.owner), max(len(self.owners.data.classes), 1))
-        kind.elsewhere[number] = np.full(shape, kind.guess)
-        trainings = [
-            CandidateTraining(kind.candidates[number], rows, fold.train, [[part] for part in parts], (1,), fold.seed)
-            for rows, fold, parts in zip(data, folds, every, strict=True)
-        ]
-        for fold, parts, out in zip(folds, every, advance(trainings, together=False), strict=True):
+    def _own_boxes(self) -> list[int]:
+        """The numbers of the black boxes that a run can mix with a joint model."""
+        return [n for n in self.alone.boxes() if self.alone.candidates[n].method in OWN_KINDS]
+
+    def _sent(self, candidate: Candidate) -> list[int]:
+        """The numbers of the black boxes whose models the owners exchange; [] for another method, or if one of them is
+        not trained alone."""
+        if candidate.method != EXCHANGE:
+            return []
+        kinds = methods.named(EXCHANGE).configure(params=candidate.params).kinds
+        found = [n for n in self._own_boxes() if OWN_KINDS[self.alone.candidates[n].method] in kinds]
+        return found if len(found) == len(kinds) else []
+
+    def _boxed(self, number: int, ks: Sequence[int], c: int, data: Sequence[Dataset], *, everywhere: bool) -> Boxes:
+        """The black boxes of the c-th repeat, with this one of each owner trained on these folds; with `everywhere`
+        they predict the rows of all owners."""
+        boxes, names, n = self.boxes[c], self.owners.names, len(self.owners.owner)
+        done, shape = boxes.done.setdefault(number, {}), (n, max(len(self.owners.data.classes), 1))
+        for of in (boxes.own, boxes.all):
+            of.setdefault(number, np.full(shape, self.alone.guess))
+        if c == 0 and len(names) <= PARTNERS:
+            boxes.elsewhere.setdefault(number, np.full((len(names), *shape), self.alone.guess))
+        for k in ks:
+            if k in done and (done[k] or not everywhere):
+                continue
+            fold, done[k] = self.splits[c][k], everywhere
+            every = np.concatenate(fold.test)
+            judged = [[every] if everywhere else [rows] for rows in fold.test]
+            candidate = self.alone.candidates[number]
+            training = CandidateTraining(candidate, data[k], fold.train, judged, (1,), fold.seed)
+            (out,) = advance([training], together=False)
             (found,) = out.probabilities.values()
-            for i, (rows, probabilities) in enumerate(zip(parts, found, strict=True)):
-                kind.elsewhere[number][i, rows] = probabilities
-                mine = probabilities[np.isin(rows, fold.test[i])]
-                kind.set(kind.first, Recipe(number, 0, ""), fold.test[i], mine, shape[1])
+            ends = np.cumsum([0, *map(len, fold.test)])
+            for i, rows in enumerate(fold.test):
+                boxes.own[number][rows] = found[i][ends[i] : ends[i + 1]] if everywhere else found[i]
+                if everywhere and number in boxes.elsewhere:
+                    boxes.elsewhere[number][i, every] = found[i]
+            if everywhere:
+                boxes.all[number][every] = np.mean(found, axis=0)
+        return boxes
 
     def _split(self, c: int) -> None:
         """Draw the folds of the c-th repeat, with the shares of classes in their training rows."""
@@ -435,7 +383,7 @@ class TrialRun:
 
     def _partners(self) -> list[Partners | None]:
         """The partners of each owner by the mean of its black boxes; None where they were not trained."""
-        names, boxes = self.owners.names, list(self.alone.elsewhere.values())
+        names, boxes = self.owners.names, list(self.boxes[0].elsewhere.values())
         if not boxes:
             return [None] * len(names)
         found: list[Partners | None] = []
@@ -457,26 +405,36 @@ class TrialRun:
         (out,) = advance([training], together=False)
         return out.ledger or Ledger()
 
-    def _pooled(self, recipe: Recipe) -> list[float | None]:
-        """The score of each owner's rows by the best recipe for training alone on the rows of all owners, in the first
-        repeat."""
-        folds = self.splits[0]
-        data = [standardized(self.owners, fold.train) for fold in folds]
-        wanted = [self.alone.candidates[number] for number in self.alone.trained(recipe)]
-        mean = np.zeros(self.priors[0].shape)
-        for candidate in wanted:
-            for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
-                key = (recipe.rounds, recipe.mode)
-                found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
-                for rows, probabilities in zip(fold.test, found, strict=True):
-                    mean[rows] += np.nan_to_num(probabilities) / len(wanted)
-        scores = []
+    def _pooled(self, alone: Recipe) -> list[float | None]:
+        """The score of each owner's rows by models of the rows of all owners, in the first repeat: by the best
+        candidate that trains them at once; without one, by the best recipe for training alone."""
+        kind, mean = self.federated, np.zeros(self.priors[0].shape)
+        at_once = [
+            recipe
+            for recipe in kind.first
+            if methods.named(kind.candidates[recipe.candidate].method).pooled
+            and (recipe.mode == JOINT or (not recipe.mode and replace(recipe, mode=JOINT) not in kind.first))
+        ]
+        if at_once:
+            scores = self._scores(told(np.stack([kind.first[recipe] for recipe in at_once])), self.folds[0] >= 0)
+            mean = kind.first[at_once[int(best(scores, self.weights))]]
+        else:
+            folds = self.splits[0]
+            data = [standardized(self.owners, fold.train) for fold in folds]
+            wanted = [self.alone.candidates[number] for number in self.alone.trained(alone)]
+            for candidate in wanted:
+                for fold, outputs in zip(folds, self._train(candidate, data, folds, pooled=True), strict=True):
+                    key = (alone.rounds, alone.mode)
+                    found = next(out.probabilities[key] for out in outputs if key in out.probabilities)
+                    for rows, probabilities in zip(fold.test, found, strict=True):
+                        mean[rows] += np.nan_to_num(probabilities) / len(wanted)
+        scored = []
         for i in range(len(self.owners.names)):
             rows = self.owners.rows(i)
             rows = rows[self.folds[0][rows] >= 0]
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
-            scores.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
-        return scores
+            scored.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
+        return scored
 
     # -- the result ------------------------------------------------------------------------------------------------
 
@@ -484,7 +442,7 @@ class TrialRun:
         best_of_all, best_alone = self._final(self.federated), self._final(self.alone)
         method = self.federated.candidates[best_of_all.candidate]
         ledger = self.federated.ledgers.get(best_of_all, Ledger())
-        if methods.named(method.method).pooled:
+        if methods.named(method.method).pooled or method.method == EXCHANGE:
             ledger = self._messages(method)
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
         role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
@@ -527,10 +485,10 @@ class TrialRun:
             repeats=len(self.folds),
             folds=int(self.folds[0].max()) + 1,
             in_time=self.owners.order is not None,
-            recipe=_settings(method, best_of_all, self.config.seed, len(names), weights),
+            recipe=self._settings(best_of_all),
             alone=self.alone.label(best_alone),
-            chosen=_counts(self.federated),
-            chosen_alone=_counts(self.alone),
+            chosen=self.federated.counts(),
+            chosen_alone=self.alone.counts(),
             tried=[candidate.text for candidate in self.federated.candidates],
             not_tried=[name for name in methods.registry() if name not in (*self.infeasible, *tried, ALONE)],
             infeasible=self.infeasible,
@@ -539,24 +497,21 @@ class TrialRun:
             seconds=perf_counter() - self.started,
         )
 
-
-def _settings(
-    candidate: Candidate, recipe: Recipe, seed: int, owners: int, weights: np.ndarray | None
-) -> dict[str, Any]:
-    """The settings of a run that trains the recipe, without its data; the number of participants is that of owners."""
-    found: dict[str, Any] = {"method": candidate.method, "rounds": recipe.rounds, "seed": seed}
-    if candidate.params:
-        found["params"] = {name: owners if value is None else value for name, value in candidate.params.items()}
-    if recipe.mode in (JOINT, PERSONAL):
-        found.setdefault("params", {})["own_weight"] = 0.0 if weights is None else weights.tolist()
-    if candidate.model:
-        found["models"] = {"pool": [candidate.model]}
-    return found
-
-
-def _counts(kind: Predictions) -> dict[str, int]:
-    """How often each was chosen, in folds of all repeats."""
-    return dict(Counter(kind.label(recipe) for of_repeat in kind.choices for recipe in of_repeat))
+    def _settings(self, recipe: Recipe) -> dict[str, Any]:
+        """The settings of a run that trains the recipe, without its data; the number of participants is that of
+        owners."""
+        candidate, weights = self.federated.candidates[recipe.candidate], self.federated.weights.get(recipe)
+        count = len(self.owners.names)
+        params = {name: count if value is None else value for name, value in candidate.params.items()}
+        if replace(recipe, mode=JOINT) in self.federated.first:  # a mix with models of the owner's own rows
+            built_in = "mix" in methods.named(candidate.method).fixed
+            if not built_in and recipe.mode != JOINT:
+                params["own"] = [OWN_KINDS[self.alone.candidates[n].method] for n in self._own_boxes()]
+            if recipe.mode == PERSONAL or (built_in and recipe.mode == JOINT):
+                params["own_weight"] = 0.0 if weights is None else weights.tolist()
+        found: dict[str, Any] = {"method": candidate.method, "rounds": recipe.rounds, "seed": self.config.seed}
+        found |= {"params": params} if params else {}
+        return found | ({"models": {"pool": [candidate.model]}} if candidate.model else {})
 
 
 def _precision(labels: np.ndarray) -> float:

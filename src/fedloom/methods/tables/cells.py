@@ -1,17 +1,20 @@
-"""Equal cells of a stretch of numbers, in which rows are counted to find a quantile."""
+"""Cells of rows: equal ones of a stretch of numbers, in which a quantile is found; and small ones, which are hidden."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, floor, log10
 
 import numpy as np
 
-CELLS = 32
+CELLS = 16
 """Cells of a stretch."""
+PARTS_OF_CELL = (8, 8)
+"""Parts of each cell in which a quantile lies, and of each of these parts. Few at a time cost the fewest counts."""
 
 
-def ends_of_cells(low: float, high: float) -> np.ndarray:
-    """The ends (33,) of 32 equal cells, whose last one is `high` itself."""
-    ends: np.ndarray = low + (high - low) / CELLS * np.arange(CELLS + 1)
+def ends_of_cells(low: float, high: float, cells: int) -> np.ndarray:
+    """The ends (cells + 1,) of equal cells, whose last one is `high` itself."""
+    ends: np.ndarray = low + (high - low) / cells * np.arange(cells + 1)
     ends[-1] = high
     return ends
 
@@ -32,3 +35,22 @@ def rounded(low: float, high: float) -> float:
         if found < high:
             return float(found)
     return low
+
+
+def cell_of(rank: float, ends: np.ndarray, below: np.ndarray) -> tuple[float, float, int, int]:
+    """The cell with the row of this rank, by ends (k + 1,) and rows below each: its ends, the rows below and in it."""
+    at = int(np.clip(np.searchsorted(below, rank) - 1, 0, len(ends) - 2))
+    return ends[at], ends[at + 1], below[at], below[at + 1] - below[at]
+
+
+def shown(count: int, least: int) -> float | str:
+    """The count, or that it is small."""
+    return f"< {least}" if 0 < count < least else float(count)
+
+
+def masked(counts: Sequence[int], least: int) -> list[float | str]:
+    """The counts, the small ones hidden; if there is one, so is the next larger one, as the rest would tell it."""
+    found, small = [shown(c, least) for c in counts], [i for i, c in enumerate(counts) if 0 < c < least]
+    if len(small) == 1 and (others := [i for i, c in enumerate(counts) if c >= least]):
+        found[min(others, key=lambda i: counts[i])] = "hidden"
+    return found

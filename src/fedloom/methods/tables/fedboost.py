@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fedloom.core.message import digest
 from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Method, Party, Shape
-from fedloom.methods.tables import steps
+from fedloom.methods.tables import own_models, steps
 from fedloom.trees import losses
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import STEP
@@ -88,6 +88,7 @@ class FedBoostClient(Party[FedBoostConfig]):
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
+    ROWS = ("scores", "node", "words")
     segments = steps.segments
     words_of = steps.words_of
 
@@ -143,7 +144,7 @@ class FedBoostClient(Party[FedBoostConfig]):
             )
         outputs = outputs_of(scores, self.context.target is not None)
         if not self.cfg.mix:
-            return outputs
+            return own_models.mixed(self, outputs, x)
         own_scores = own_trees(self, self.cfg.mix).scores(steps.bins_of(self, x), len(scores))
         own, weight = outputs_of(own_scores, self.context.target is not None), steps.own_weight(self)
         if self.context.target:

@@ -39,7 +39,7 @@ from torch import Tensor
 from fedloom.core.errors import MessageError, MethodError, did_you_mean
 from fedloom.core.fixed_point import threshold
 from fedloom.core.page import ClientContext, Federation, Guarantee, Method, Party, Shape
-from fedloom.methods.tables import steps
+from fedloom.methods.tables import own_models, steps
 from fedloom.methods.tables.fedboost import outputs, outputs_of
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import charge, draws, or_nothing
@@ -182,7 +182,7 @@ class FedExtraClient(Party[FedExtraConfig]):
         """Logits (n, K) of rows x (n, F); 0 before the first tree."""
         if not len(self.trees["root"]):
             return torch.zeros(len(x), self.context.classes)
-        return outputs_of(steps.scores(self, x, len(self.scores)), number=False)
+        return own_models.mixed(self, outputs_of(steps.scores(self, x, len(self.scores)), number=False), x)
 
 
 @final

@@ -33,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Shape, Tree
-from fedloom.methods.tables import steps
+from fedloom.methods.tables import own_models, steps
 from fedloom.trees import forest
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import MOST_COPIES, PARTS, copies
@@ -79,6 +79,7 @@ class FedForestClient(Party[FedForestConfig]):
     EXPORT = ("layout", "trees")
     CALLS = ("segments", "words_of", "rows", "begin", "histograms", "learn")
     MEANS = ("segments", "words_of", "rows", "histograms")
+    ROWS = ("node", "drawn")
     segments = steps.segments
     words_of = steps.words_of
 
@@ -130,12 +131,12 @@ class FedForestClient(Party[FedForestConfig]):
             if self.cfg.mix:
                 own, weight = own_forest(self).scores(steps.bins_of(self, x), 1)[0], steps.own_weight(self)
                 found = (1 - weight) * found + weight * own / (PARTS * self.cfg.mix)
-            return torch.from_numpy(found[:, None]).float()
+            return own_models.mixed(self, torch.from_numpy(found[:, None]).float(), x)
         p = forest.shares(steps.scores(self, x, K))
         if self.cfg.mix:
             own = steps.own_weight(self)
             p = (1 - own) * p + own * forest.shares(own_forest(self).scores(steps.bins_of(self, x), K))
-        return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float()
+        return own_models.mixed(self, torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float(), x)
 
 
 @final
@@ -258,6 +259,7 @@ FEDFOREST = Method(
     server=FedForestServer,
     needs=("raw rows",),
     pooled=True,
+    trial_rank=1,
 )
 
 METHODS = (
@@ -267,6 +269,6 @@ METHODS = (
         name="fedforest-mix",
         title="FedForest; each owner predicts the mean with a forest of its own rows",
         fixed={"mix": 100},
-        trial_rank=1,
+        trial_rank=0,
     ),
 )

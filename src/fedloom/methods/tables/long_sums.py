@@ -13,6 +13,8 @@ LOWEST_SQUARE, PARTS_SQUARE = -120, 11
 """The same for squares."""
 BITS, BITS_SQUARE = 215, 397
 """Bits of a sum in these units: of 2^26 float32 numbers."""
+FEW, FEW_SQUARE = 2, 3
+"""Digits of the sums of most columns: see `few_bits`."""
 
 
 def parts(x: np.ndarray, lowest: int, count: int) -> np.ndarray:
@@ -32,11 +34,35 @@ def total_of(x: np.ndarray, lowest: int, count: int) -> int:
     return _whole(parts(x, lowest, count).sum(0).tolist(), WORD)
 
 
+def exact_sums(x: np.ndarray) -> tuple[int, int]:
+    """The exact sums of numbers x (n,) and of their squares, in units of 2^LOWEST and 2^LOWEST_SQUARE."""
+    return total_of(x, LOWEST, PARTS), total_of(x * x, LOWEST_SQUARE, PARTS_SQUARE)
+
+
+def table_of(sums: Sequence[int], size: int, parties: int) -> np.ndarray:
+    """The `digits_of` sums (q,), as (q, count) int64."""
+    return np.array([digits_of(x, size, parties) for x in sums], np.int64).reshape(len(sums), -1)
+
+
+def wider(table: np.ndarray, size: int, parties: int, column: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A table of digits (q, few) with as many digits as a sum of `size` bits has, and these values in some columns."""
+    found = np.pad(table, ((0, 0), (0, digits(size, parties)[0] - table.shape[1])))
+    found[column] = values
+    return found
+
+
 def digits(size: int, parties: int) -> tuple[int, int]:
     """How many digits a whole number of `size` bits has, and the bits of each, so that digits of as many parties add
     up below 2^63."""
     bits = 63 - (parties - 1).bit_length()
     return -(-size // bits), bits
+
+
+def few_bits(parties: int) -> tuple[int, int]:
+    """Bits of a sum and of a sum of squares in few digits. Of 50 parties each has room for 100,000 numbers of up to
+    100,000 in size."""
+    bits = digits(1, parties)[1]
+    return FEW * bits, FEW_SQUARE * bits
 
 
 def digits_of(number: int, size: int, parties: int) -> list[int]:
@@ -62,9 +88,11 @@ _TENS = np.array([float(f"1e{k}") for k in range(60)])
 def shortest(x: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """For each number x (…) float64 the one with the fewest digits that is within its `reach` (…), else x itself.
 
-    So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read.
+    So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read, and a
+    count of 0 that was standardized becomes 0.
     """
-    out, left = x.copy(), np.isfinite(x) & (x != 0)
+    out = np.where(np.abs(x) <= reach, 0.0, x)
+    left = np.isfinite(x) & (out != 0)
     first = np.floor(np.frexp(x)[1] * 0.30103).astype(np.int64)
     for digits in range(18):
         if not left.any():

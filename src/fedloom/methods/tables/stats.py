@@ -5,8 +5,9 @@ for Research Workers", 1925), and for words V of H. Cramér, "Mathematical Metho
 
     round     owners: for each column of numbers its known values, the sums of x and of x²;
               for each category the rows c of each word, and c²/n; rows by class                         | sums alone
-              owners: for each column n (own mean - mean)²/s.d.², and rows in 32 cells of a stretch      | sums alone
-              owners: for each quartile rows in 32 parts of its cell                                     | sums alone
+              owners: the sums of a column that had no room at an owner                                  | sums alone
+              owners: for each column n (own mean - mean)²/s.d.², and rows in 16 cells of a stretch      | sums alone
+              twice: owners: for each quartile rows in 8 parts of its cell, the next cells               | sums alone
     end       mean, s.d., quartiles; drift between owners with its p-value
 
 Sums of numbers are exact, so that means and s.d. are those of all rows together, rounded once. Quartiles are within a
@@ -20,8 +21,6 @@ Messages: sums up, several in one word where they are small; ends of stretches d
 """
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from math import isfinite, sqrt
 from typing import Any, final
 
 import numpy as np
@@ -32,6 +31,7 @@ from torch import Tensor
 from fedloom.core.page import (
     EVERY_TASK,
     Aggregator,
+    ClientContext,
     Federation,
     LearnedTable,
     Method,
@@ -39,18 +39,28 @@ from fedloom.core.page import (
     Party,
     Shape,
 )
-from fedloom.methods.tables.cells import CELLS, ends_of_cells, rounded, rows_below
+from fedloom.methods.tables.cells import (
+    CELLS,
+    PARTS_OF_CELL,
+    cell_of,
+    ends_of_cells,
+    masked,
+    rounded,
+    rows_below,
+    shown,
+)
+from fedloom.methods.tables.drift import UNIT, association, finite, spread
 from fedloom.methods.tables.long_sums import (
     BITS,
     BITS_SQUARE,
     LOWEST,
     LOWEST_SQUARE,
-    PARTS,
-    PARTS_SQUARE,
     digits,
-    digits_of,
+    exact_sums,
+    few_bits,
     opened,
-    total_of,
+    table_of,
+    wider,
 )
 from fedloom.methods.tables.steps import refusal, tensors
 from fedloom.trees.histograms import bundled, bundles, two_in_one, unbundled, untwined
@@ -58,8 +68,6 @@ from fedloom.trees.histograms import bundled, bundles, two_in_one, unbundled, un
 QUARTILES = (0.25, 0.5, 0.75)
 FARTHEST = 1.75
 """In s.d.: no quartile is farther than √3 from the mean."""
-UNIT = 2.0**-36
-"""Of c²/n and of n (own mean - mean)²/s.d.², whose sums over owners are at most 2^26, the number of rows."""
 
 
 class StatsConfig(MethodConfig):
@@ -80,6 +88,10 @@ class StatsConfig(MethodConfig):
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)
 
+    def calls_in_round(self, context: ClientContext) -> dict[str, int]:
+        """Cells become finer in steps."""
+        return {"finer": len(PARTS_OF_CELL)}
+
 
 @final
 class StatsClient(Party[StatsConfig]):
@@ -88,8 +100,8 @@ class StatsClient(Party[StatsConfig]):
     ROLE = "client"
     STATE = ("shares",)
     EXPORT = ("shares",)
-    CALLS = ("moments", "cells", "finer", "learn")
-    MEANS = ("moments", "cells", "finer")
+    CALLS = ("moments", "wide", "cells", "finer", "learn")
+    MEANS = ("moments", "wide", "cells", "finer")
 
     def setup(self) -> None:
         """Equal shares of classes."""
@@ -99,21 +111,34 @@ class StatsClient(Party[StatsConfig]):
         """Sums over own rows: see `expected`."""
         x, words = rows_of(self)
         parties, columns = self.context.parties, [values[~np.isnan(values)] for values in x.T]
-        sums = [digits_of(total_of(c, LOWEST, PARTS), BITS, parties) for c in columns]
-        squares = [digits_of(total_of(c * c, LOWEST_SQUARE, PARTS_SQUARE), BITS_SQUARE, parties) for c in columns]
+        sums = [exact_sums(c) for c in columns]
+        room, room_square = few_bits(parties)
+        fits = [abs(s) < 2**room and q < 2**room_square for s, q in sums]
+        few = [each if fit else (0, 0) for each, fit in zip(sums, fits, strict=True)]
         rows = [np.bincount(values[values >= 0], minlength=size) for values, size in words]
         shares = [c * c / max(int(c.sum()), 1) for c in rows]
         known = [len(c) for c in columns]
-        counts = [known, [n > 0 for n in known], *rows, [c.sum() > 0 for c in rows], [len(x)]]
+        counts = [known, [n > 0 for n in known], [not fit for fit in fits]]
+        counts += [*rows, [c.sum() > 0 for c in rows], [len(x)]]
         return tensors(
             counts=two_in_one(np.concatenate([np.array(c, np.int64) for c in counts])),
-            sums=np.array(sums, np.int64).reshape(len(sums), -1),
-            squares=np.array(squares, np.int64).reshape(len(squares), -1),
+            sums=table_of([s for s, _ in few], room, parties),
+            squares=table_of([q for _, q in few], room_square, parties),
             shares=np.rint(np.concatenate([np.empty(0), *shares]) / UNIT).astype(np.int64),
         )
 
+    def wide(self, *, column: Tensor) -> dict[str, Tensor]:
+        """The sums and squares of some columns (q,), with room for all float32 numbers."""
+        x, _ = rows_of(self)
+        sums = [exact_sums(x[~np.isnan(x[:, f]), f]) for f in column.tolist()]
+        parties = self.context.parties
+        return tensors(
+            sums=table_of([s for s, _ in sums], BITS, parties),
+            squares=table_of([q for _, q in sums], BITS_SQUARE, parties),
+        )
+
     def cells(self, *, column: Tensor, mean: Tensor, sd: Tensor, most: int) -> dict[str, Tensor]:
-        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 32) below the stretch around
+        """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 16) below the stretch around
         the mean, and in all of its cells but the last one."""
         x, _ = rows_of(self)
         found, between = [], []
@@ -121,14 +146,14 @@ class StatsClient(Party[StatsConfig]):
             values = x[~np.isnan(x[:, f]), f]
             apart = float((values - m).sum()) / s
             between.append(int(apart * apart / max(len(values), 1) / UNIT))
-            found.append(rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s)[:-1]))
+            found.append(rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s, CELLS)[:-1]))
         return tensors(between=np.array(between, np.int64), rows=bundled(np.diff(found, prepend=0).ravel(), most))
 
-    def finer(self, *, column: Tensor, low: Tensor, high: Tensor, most: int) -> dict[str, Tensor]:
-        """The rows (q, 31) of each column (q,) in all 32 parts but the last one of the cell from low to high."""
+    def finer(self, *, column: Tensor, low: Tensor, high: Tensor, parts: int, most: int) -> dict[str, Tensor]:
+        """The rows (q, parts - 1) of each column (q,) in all parts but the last one of the cell from low to high."""
         x, _ = rows_of(self)
         ends = zip(column.tolist(), low.tolist(), high.tolist(), strict=True)
-        found = [rows_below(x[~np.isnan(x[:, f]), f], ends_of_cells(a, b)[:-1]) for f, a, b in ends]
+        found = [rows_below(x[~np.isnan(x[:, f]), f], ends_of_cells(a, b, parts)[:-1]) for f, a, b in ends]
         return tensors(rows=bundled(np.diff(found).ravel(), most))
 
     def learn(self, *, shares: Tensor) -> None:
@@ -154,12 +179,12 @@ class StatsServer(Party[StatsConfig]):
         self.found: dict[str, Any] = {}
 
     def of(self, sums: Any) -> dict[str, Any]:
-        """What the summed `moments` say, by name: known values and owners that have any, sums and squares of numbers;
-        rows, c²/n, and owners with any, of the words; all rows."""
+        """What the summed `moments` say, by name: known values, owners that have any, owners whose sums had no room,
+        sums and squares of numbers; rows, c²/n, and owners with any, of the words; all rows."""
         p, v, listed = sizes(self)
-        counts = untwined(sums["counts"].numpy(), 2 * p + v + listed + 1)
-        parts = np.split(counts, np.cumsum([p, p, v, listed]))
-        named = dict(zip(("known", "owners", "words", "having", "rows"), parts, strict=True))
+        counts = untwined(sums["counts"].numpy(), 3 * p + v + listed + 1)
+        parts = np.split(counts, np.cumsum([p, p, p, v, listed]))
+        named = dict(zip(("known", "owners", "wide", "words", "having", "rows"), parts, strict=True))
         return {**tensors(**named), **{name: sums[name] for name in ("sums", "squares", "shares")}}
 
     def findings(self) -> Sequence[LearnedTable]:
@@ -262,64 +287,35 @@ def sizes(party: Party[object]) -> tuple[int, int, int]:
 
 def expected(party: Party[object]) -> dict[str, Shape]:
     """The template of `moments`: counts, two in one word; digits of the sums and squares of numbers; c²/n of words."""
-    (p, v, listed), parties = sizes(party), party.context.parties
-    shapes = {"counts": (p + -(-(v + listed + 1) // 2),), "sums": (p, digits(BITS, parties)[0])}
-    shapes |= {"squares": (p, digits(BITS_SQUARE, parties)[0]), "shares": (v,)}
-    return {name: Shape("int64", *shape) for name, shape in shapes.items()}
+    p, v, listed = sizes(party)
+    counts = Shape("int64", -(-(3 * p + v + listed + 1) // 2))
+    return {"counts": counts, **of_sums(party, p, *few_bits(party.context.parties)), "shares": Shape("int64", v)}
 
 
-# -- what sums tell ------------------------------------------------------------------------------------------------
-
-
-def spread(n: int, owners: int, total: Fraction, squares: Fraction, between: int) -> tuple[float, ...]:
-    """Mean, s.d. (of n - 1), η² between owners and the p-value of its F test; `between` is in `UNIT`s: see `cells`."""
-    if not n:
-        return (np.nan,) * 4
-    apart = squares - total * total / n
-    mean, sd = float(total / n), sqrt(max(apart, Fraction(0)) / (n - 1)) if n > 1 else np.nan
-    if owners < 2 or n <= owners or apart <= 0:
-        return mean, sd, np.nan, np.nan
-    from scipy.stats import f
-
-    share = min(between * UNIT / (n - 1), 1.0)
-    statistic = share / max(1 - share, 1e-300) * (n - owners) / (owners - 1)
-    return mean, sd, share, float(f.sf(statistic, owners - 1, n - owners))
-
-
-def association(counts: Sequence[int], shares: Sequence[float], owners: int) -> tuple[float, float]:
-    """Cramér's V of words and owners, and the p-value of the chi-squared test."""
-    n, filled = sum(counts), sum(c > 0 for c in counts)
-    if owners < 2 or filled < 2:
-        return np.nan, np.nan
-    from scipy.stats import chi2
-
-    statistic = max(n * (sum(s / c for s, c in zip(shares, counts, strict=True) if c) - 1), 0.0)
-    freedom = min(owners, filled) - 1
-    return sqrt(min(statistic / n / freedom, 1)), float(chi2.sf(statistic, (owners - 1) * (filled - 1)))
-
-
-def finite(x: float | None) -> float | None:
-    """The number, None for what is not finite."""
-    return x if x is not None and isfinite(x) else None
-
-
-# -- small cells ---------------------------------------------------------------------------------------------------
-
-
-def shown(count: int, least: int) -> float | str:
-    """The count, or that it is small."""
-    return f"< {least}" if 0 < count < least else float(count)
-
-
-def masked(counts: Sequence[int], least: int) -> list[float | str]:
-    """The counts, the small ones hidden; if there is one, so is the next larger one, as the rest would tell it."""
-    found, small = [shown(c, least) for c in counts], [i for i, c in enumerate(counts) if 0 < c < least]
-    if len(small) == 1 and (others := [i for i, c in enumerate(counts) if c >= least]):
-        found[min(others, key=lambda i: counts[i])] = "hidden"
-    return found
+def of_sums(party: Party[object], columns: int, bits: int, bits_square: int) -> dict[str, Shape]:
+    """The template of sums and squares with this many bits."""
+    room = {"sums": bits, "squares": bits_square}
+    return {name: Shape("int64", columns, digits(size, party.context.parties)[0]) for name, size in room.items()}
 
 
 # -- the round -----------------------------------------------------------------------------------------------------
+
+
+def widen(fed: Federation, server: StatsServer, clients: Sequence[int]) -> bool:
+    """Give all sums room for float32 numbers, and ask for those that had none; False if an owner's are missing."""
+    column, parties = server.found["wide"].nonzero()[:, 0], server.context.parties
+    values: Any = of_sums(server, 0, BITS, BITS_SQUARE)
+    values = {name: np.zeros(shape.dims, np.int64) for name, shape in values.items()}
+    if len(column):
+        expect = of_sums(server, len(column), BITS, BITS_SQUARE)
+        found = fed.total(clients, "wide", shared={"column": column}, expect=expect, min_replies=len(clients))
+        if found is None:
+            return False
+        values = {name: x.numpy() for name, x in found.value.items()}
+    room, at = {"sums": BITS, "squares": BITS_SQUARE}, column.numpy()
+    wide = {name: wider(server.found[name].numpy(), size, parties, at, values[name]) for name, size in room.items()}
+    server.found = {**server.found, **tensors(**wide)}
+    return True
 
 
 def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> dict[str, Tensor] | None:
@@ -344,24 +340,21 @@ def quartiles(fed: Federation, server: StatsServer, clients: Sequence[int]) -> d
     rows = unbundled(found.value["rows"].numpy(), len(column) * CELLS, most).reshape(-1, CELLS)
     ends = []  # of each quartile: column, quartile, ends of its cell, rows of the column below and in it
     for f, counts in zip(column, rows, strict=True):
-        below, cells = (
-            np.append(counts.cumsum(), n[f]),
-            ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f]),
-        )
-        for q, share in enumerate(QUARTILES):
-            at = int(np.clip(np.searchsorted(below, share * n[f]) - 1, 0, CELLS - 1))
-            ends.append((f, q, cells[at], cells[at + 1], below[at], below[at + 1] - below[at]))
-    which, _, low, high, _, inside = (np.array(part) for part in zip(*ends, strict=True))
-    most = int(inside.max())
-    each = asked(len(ends) * (CELLS - 1), most, tensors(column=which, low=low, high=high))
-    found = fed.total(clients, "finer", **each)
-    if found is None:
-        return None
-    parts = unbundled(found.value["rows"].numpy(), len(ends) * (CELLS - 1), most).reshape(-1, CELLS - 1)
-    for (f, q, a, b, before, _), counts in zip(ends, parts, strict=True):
-        cells = ends_of_cells(a, b)
-        at = int(np.searchsorted(before + counts.cumsum(), QUARTILES[q] * n[f]))
-        out[f, q] = rounded(cells[at], cells[at + 1])
+        cells = ends_of_cells(mean[f] - FARTHEST * sd[f], mean[f] + FARTHEST * sd[f], CELLS)
+        below = np.append(counts.cumsum(), n[f])
+        ends += [(f, q, *cell_of(share * n[f], cells, below)) for q, share in enumerate(QUARTILES)]
+    for k in PARTS_OF_CELL:
+        which, _, low, high, _, inside = (np.array(part) for part in zip(*ends, strict=True))
+        most, cell = int(inside.max()), {**tensors(column=which, low=low, high=high), "parts": k}
+        found = fed.total(clients, "finer", **asked(len(ends) * (k - 1), most, cell))
+        if found is None:
+            return None
+        counted = unbundled(found.value["rows"].numpy(), len(ends) * (k - 1), most).reshape(-1, k - 1)
+        for i, ((f, q, a, b, before, held), counts) in enumerate(zip(ends, counted, strict=True)):
+            below = before + np.concatenate([[0], counts.cumsum(), [held]])
+            ends[i] = (f, q, *cell_of(QUARTILES[q] * n[f], ends_of_cells(a, b, k), below))
+    for f, q, a, b, *_ in ends:
+        out[f, q] = rounded(a, b)
     return tensors(quartiles=out, between=between)
 
 
@@ -373,6 +366,9 @@ def round(fed: Federation, server: StatsServer, clients: Sequence[int], cfg: Sta
     if sums is None:
         return
     server.found = server.of(sums.value)
+    if not widen(fed, server, clients):
+        server.found = {}
+        return
     found = quartiles(fed, server, clients)
     server.found = {**server.found, **found} if found is not None else {}
     if found is None:

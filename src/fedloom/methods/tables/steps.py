@@ -6,12 +6,12 @@ rows are split over owners; see `fedloom.trees`. State and messages are trees of
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -40,16 +40,41 @@ FEW_ROWS = 2000
 T = TypeVar("T")
 
 
-def own_weight(party: Party["TreesConfig"]) -> float:
-    """The weight of the party's own model in its predictions."""
+class OwnModels(BaseModel):
+    """Models of the owner's own rows, beside the joint model."""
+
+    own: tuple[Literal["linear", "forest", "boosting"], ...] = ()
+    """Models of an owner's own rows alone, whose mean it mixes with the joint model by `own_weight`. Nobody receives
+    them."""
+    own_weight: float | tuple[float, ...] = 0.5
+    """With `own`, or `mix` above 0: the weight of an owner's own models in its predictions, from 0 to 1, or one for
+    each owner."""
+
+    @field_validator("own_weight")
+    @classmethod
+    def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        weights = own if isinstance(own, tuple) else (own,)
+        if not weights or not all(0 <= w <= 1 for w in weights):
+            raise ValueError("weights must be from 0 to 1, one for all owners or one for each")
+        return own
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.own and getattr(self, "mix", None):
+            raise ValueError("own and mix both name models of the owner's own rows: leave one of them out")
+        return self
+
+
+def own_weight(party: Party[Any]) -> float:
+    """The weight of the party's own models in its predictions."""
     own, parties = party.cfg.own_weight, party.context.parties
     if not isinstance(own, tuple):
-        return own
+        return float(own)
     if len(own) != parties:
         raise MethodError(
             f"params.own_weight has {len(own)} weights for {parties} owners: give one for each, or one for all"
         )
-    return own[party.context.id]
+    return float(own[party.context.id])
 
 
 def refusal(aggregator: Aggregator) -> str:
@@ -59,7 +84,7 @@ def refusal(aggregator: Aggregator) -> str:
     return "its sums of integers are exact: leave aggregate.rule and aggregate.noise out"
 
 
-class TreesConfig(MethodConfig):
+class TreesConfig(OwnModels, MethodConfig):
     """The bins of all columns, and the owners' number as a column."""
 
     bins: int = Field(64, ge=4, le=binning.MOST_BINS)
@@ -68,19 +93,13 @@ class TreesConfig(MethodConfig):
     """Whether the owner is a category like others, so that some trees treat owners differently. The coordinator then
     learns the owner of each count."""
 
-    own_weight: float | tuple[float, ...] = 0.5
-    """With `mix` above 0: the weight of an owner's own model in its predictions, from 0 to 1, or one for each owner."""
-
     def local_steps_of(self, rows: int) -> None:
         """None: trees have no optimizer steps."""
 
-    @field_validator("own_weight")
-    @classmethod
-    def _weights(cls, own: float | tuple[float, ...]) -> float | tuple[float, ...]:
-        weights = own if isinstance(own, tuple) else (own,)
-        if not weights or not all(0 <= w <= 1 for w in weights):
-            raise ValueError("weights must be from 0 to 1, one for all owners or one for each")
-        return own
+    @property
+    def rows_add_up(self) -> bool:
+        """Unless the owner is a column."""
+        return not self.owner_column
 
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
@@ -296,9 +315,11 @@ def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
 
 
 def move(party: TreesOwner, splits: Mapping[str, Tensor]) -> None:
-    """Move the party's rows to the children of the nodes that were split, in its `node` (T, n), in place."""
+    """Move the party's rows to the children of the nodes that were split, in a new `node` (T, n)."""
     if len(splits["node"]):
-        splits_of(splits).move(party.node.numpy(), binned(party).bins)
+        node = party.node.clone()
+        splits_of(splits).move(node.numpy(), binned(party).bins)
+        party.node = node
 
 
 def catch_up(party: TreesParty, first: int, trees: Mapping[str, Tensor]) -> Trees:
@@ -457,21 +478,21 @@ def splits_of(tree: Mapping[str, Tensor]) -> Splits:
     return Splits(s["node"], s["tree"], s["column"], np.unpackbits(s["left"], axis=1).view(bool), s["child"])
 
 
-def news(server: TreesServer, clients: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """For each client the bins, if it has none, and the trees that it lacks."""
-    model, messages = trees_of(server.trees), {}
-    for i in clients:
-        first = int(server.known[i])
-        lacked = trees_tree(model.after(max(first, 0)))
-        messages[i] = {"layout": server.layout if first < 0 else None, "first": max(first, 0), "trees": lacked}
-    return messages
+def news(server: TreesServer, known: int) -> dict[str, Any]:
+    """What a client lacks that has this many trees, -1 before its first message: the bins, and further trees."""
+    lacked = trees_tree(trees_of(server.trees).after(max(known, 0)))
+    return {"layout": server.layout if known < 0 else None, "first": max(known, 0), "trees": lacked}
 
 
 def begin(fed: Federation, server: TreesServer, clients: Sequence[int]) -> tuple[int, ...]:
     """Send each client the bins and trees that it lacks; the clients that have all."""
     now = len(server.trees["root"])
-    if lacking := [i for i in clients if int(server.known[i]) < now]:
-        taken = fed.call(lacking, "begin", each=news(server, lacking), expect=None)
+    if lacking := {i: known for i, known in enumerate(server.known.tolist()) if known < now and i in clients}:
+        messages = {known: news(server, known) for known in set(lacking.values())}
+        if len(messages) == 1:
+            taken = fed.call(lacking, "begin", shared=next(iter(messages.values())), expect=None)
+        else:
+            taken = fed.call(lacking, "begin", each={i: messages[k] for i, k in lacking.items()}, expect=None)
         server.known = server.known.index_fill(0, torch.tensor(list(taken), dtype=torch.long), now)
     return tuple(i for i in clients if int(server.known[i]) == now)
 

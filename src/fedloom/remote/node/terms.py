@@ -29,7 +29,9 @@ WEAKNESSES: Final = {
     "W7": "classes or cells of few rows are seen in what is sent, also in a sum",
 }
 """By number, as in docs/results/leaks.md."""
-_BY_CLASS: Final = ("fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedglm")
+_BY_CLASS: Final = (
+    "fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedglm", "exchange",
+)  # fmt: skip
 
 
 def terms(run: RunConfig, method: Method, cfg: Any, rounds: int) -> str:

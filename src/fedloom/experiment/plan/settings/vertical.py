@@ -173,7 +173,7 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     held = (
         PartyFile.passive(files.rows, id, label, options)
         if party
-        else PartyFile.active(files.rows, id, label, run.data.task)
+        else PartyFile.active(files.rows, id, label, run.data.columns)
     )
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
@@ -283,14 +283,20 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
             raise ConfigError(
                 "columns.files: files do not have all columns of every row, which this method needs: leave them out"
             )
-        from fedloom.data.party_files import from_files
+        from fedloom.data.party_files import OF_FILES, from_files
 
+        for name, value in vars(data.columns).items():
+            if name not in OF_FILES and value != getattr(GUESS, name):
+                raise ConfigError(
+                    f"data.{name} does not apply to columns.files, whose ids and label are columns.id and "
+                    "columns.label: leave it out"
+                )
         return from_files(
             [Path(file) for file in columns.files],
             id=columns.id or "",
             label=columns.label or "",
             aligned=columns.aligned,
-            task=data.task,
+            options=data.columns,
             align=partial(_align, columns),
             anybody=columns.missing == "files",
             presence=_presence(
@@ -339,12 +345,14 @@ def _presence(run: RunConfig, parties: int, key: str) -> RowPresence | None:
 
 
 def _align(columns: ColumnsConfig, ids: Sequence[Sequence[str | int]]) -> list[np.ndarray]:
-    from fedloom.data.alignment import align
+    from fedloom.data.alignment import align, near_misses
 
     stems = [Path(file).stem for file in columns.files]
     names = stems if len(set(stems)) == len(stems) else columns.files
     if columns.missing == "files":  # pair by pair
         names = ["the active party", "another party"]
+    for sentence in near_misses(ids, names):
+        logging.getLogger("fedloom").warning("%s", sentence)
     found = align(ids, backend=columns.backend, names=names, local=range(len(ids)))
     for sentence in found.learned:
         logging.getLogger("fedloom").info("alignment: %s", sentence)

@@ -1,0 +1,187 @@
+"""Further tables that people meet, neighbors of those in `test_writings`: each is read as meant, or refused."""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.core.errors import DataError
+from fedloom.data.columns import RawColumn, columns_of
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.own import read_data
+from fedloom.data.tables import read_csv
+
+ROWS = range(40)
+PLAIN: dict[str, Any] = {"x": [row * row % 17 / 4 for row in ROWS], "y": ["a", "a", "b", "b"] * 10}
+CSV = "".join(f"{x},{y}\n" for x, y in zip(PLAIN["x"], PLAIN["y"], strict=True))
+DAYS = [f"2022-{row % 12 + 1:02}-{row % 28 + 1:02}" for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("odd", "repair"),
+    [
+        (lambda row: f"({row}.50)", r"numbers such as '\(0\.50\)': write digits and a decimal point only\)"),
+        (lambda row: f"{row}.50-", "numbers such as '0.50-'"),
+        (lambda row: f"{row}.5D+01", "numbers such as"),
+        (lambda row: f"~{row}.5", "numbers such as"),
+        (lambda row: f"'{row}.5'", "numbers such as"),
+        (lambda row: f"{row}.5*", "numbers such as"),
+        (lambda row: f"2022-01-{row % 28 + 1:02} 10:00 AM", "dates such as"),
+        (lambda row: f"01/{row % 28 + 1:02}/2022, 10:00:00 PM", "dates such as"),
+        (lambda row: f"202201{row % 28 + 1:02}T1000", "dates such as"),
+        (lambda row: f"2022-W{row % 50 + 1:02}", "dates such as"),
+        (lambda row: f"{2010 + row % 9}Q{row % 4 + 1}", "dates such as"),
+        (lambda row: f"Mon, {row % 28 + 1} Jan 2022 10:00:00 GMT", "dates such as"),
+        (lambda row: f"{row % 28 + 1}. März 2022", "dates such as"),
+    ],
+)  # fmt: skip
+def test_further_numbers_and_dates_are_no_words(odd: Callable[[int], str], repair: str) -> None:
+    with pytest.raises(DataError, match=repair):
+        read_data({**PLAIN, "z": [odd(row) for row in ROWS]}, label="y")
+
+
+@pytest.mark.parametrize("word", [">200", "<30", "10-19", "3-", "5*", "120/80", "(a)", "1:1", "IV", "2022-045", "A1"])
+def test_words_that_only_resemble_numbers_are_categories(word: str) -> None:
+    assert read_data({**PLAIN, "z": [word, "other"] * 20}, label="y").columns[1:] == (f"z={word}", "z=other")
+
+
+def test_points_between_thousands_are_no_identifier() -> None:
+    with pytest.raises(DataError, match=r"numbers such as '1\.000': write digits and a decimal comma only"):
+        read_data({**PLAIN, "z": [f"1.{row:03}" for row in ROWS]}, label="y", decimal=",")
+
+
+def test_rows_that_are_not_used_decide_no_type(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"x,y\n{CSV}Total,\n")
+    data = read_data(tmp_path / "t.csv", label="y")
+    assert data.columns == ("x",) and data.x.shape == (40, 1)
+
+
+def test_names_of_columns_are_in_one_form(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\ufeff\ufeffe\u0301,\u200by\n" + CSV)
+    assert read_data(tmp_path / "t.csv", label="y", keep=["\u00e9"]).columns == ("\u00e9",)
+    with pytest.raises(DataError, match="'x' repeats"):
+        read_data({**PLAIN, "x\u200b": PLAIN["x"]}, label="y")
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match="column 1 of 2 has no name"):
+        read_data(pandas.DataFrame({None: PLAIN["x"], "y": PLAIN["y"]}), label="y")
+
+
+def test_a_csv_file_of_several_that_were_put_together(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("w,y\n" + "u,a\nv,b\n" * 20 + "w,y\n" + "u,a\nv,b\n" * 20)
+    with pytest.raises(DataError, match="its header again in row 41"):
+        read_csv(file)
+    file.write_text("x\tw, or, so\ty\n" + "1\tu, v, w\ta\n" * 3)
+    assert [*read_csv(file)] == ["x", "w, or, so", "y"]
+    file.write_text('a,b\n1,"' + "w" * 3_000_000 + '"\n')
+    with pytest.raises(DataError, match="line 2, cannot be read"):
+        read_csv(file)
+
+
+def test_odd_values_get_a_note() -> None:
+    for cells, note in (([-999 if row % 9 == 0 else row % 7 for row in ROWS], "has -999 in 5 rows"),
+                        (["#REF!", "u", "v", "v"] * 10, "errors of a spreadsheet, '#REF!'"),
+                        (["u", "u\x00", "v", "v"] * 10, "differ in writing only"),
+                        (np.arange(40, dtype=np.uint64) + np.uint64(2**63), "does not tell apart")):  # fmt: skip
+        assert note in "\n".join(read_data({**PLAIN, "z": cells}, label="y").notes)
+    ages = [99 if row == 0 else row % 7 * 15 for row in ROWS]
+    assert read_data({**PLAIN, "age": ages}, label="y").notes == ()
+
+
+def test_numbers_that_are_missing_words_are_missing_at_every_door(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({**PLAIN, "z": [-999 if row % 9 == 0 else row % 7 for row in ROWS]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    forms = [tmp_path / "t.csv", tmp_path / "t.parquet", frame, frame.astype({"z": "float32"}), frame.convert_dtypes()]
+    read = [read_data(form, label="y", missing_words=["-999"], missing="median") for form in forms]
+    assert all(np.isnan(data.x[:, 1]).sum() == 5 and np.array_equal(data.x, read[0].x, equal_nan=True) for data in read)
+
+
+def folder(path: Path, *names: str, text: str = f"x,y\n{CSV}") -> Path:
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+def test_files_beside_a_table_are_no_tables(tmp_path: Path) -> None:
+    folder(tmp_path, "n/a.csv", "n/._a.csv", "n/~$a.csv", ".ipynb_checkpoints/a.csv", "__MACOSX/n/a.csv")
+    assert len(read_data(tmp_path, label="y").y) == 40
+
+
+def test_folders_of_csv_and_parquet_are_one_table(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    folder(tmp_path, "site=n/a.csv")
+    (tmp_path / "site=n%20o").mkdir()
+    pandas.DataFrame({"y": PLAIN["y"], "x": [row % 5 for row in ROWS]}).to_parquet(
+        tmp_path / "site=n%20o" / "b.parquet"
+    )
+    data = read_data(tmp_path, label="y", group="site")
+    assert data.columns == ("x",) and len(data.y) == 80 and data.owners == ("n", "n o")
+    comma = folder(tmp_path / "comma", "a.csv", text="x;y\n" + CSV.replace(",", ";").replace(".", ","))
+    pandas.DataFrame(PLAIN).to_parquet(comma / "b.parquet")
+    first, second = np.split(read_data(comma, label="y", decimal=",").x, 2)
+    assert np.array_equal(first, second)
+
+
+def test_types_of_polars_are_read_as_those_of_pandas() -> None:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({**PLAIN, "z": ["u", "v", None, "u"] * 10})
+    plain = read_data(frame, label="y")
+    forms = [frame.lazy(), frame.with_columns(pl.col("z").cast(pl.Categorical))]
+    forms += [frame.with_columns(pl.col("z").cast(kind)) for kind in (pl.Enum(["u", "v"]), pl.Binary)]
+    for form in forms:
+        data = read_data(form, label="y")
+        assert (data.columns, data.notes) == (plain.columns, plain.notes) and (data.x == plain.x).all()
+    times = frame.with_columns(z=pl.Series([datetime.datetime(2022, 1, 1, row % 24) for row in ROWS]))
+    hours = read_data(
+        times.with_columns(pl.col("z").dt.replace_time_zone("Europe/Berlin")), label="y", encode={"z": "date"}
+    )
+    assert np.array_equal(hours.x[1:23, -2:], read_data(times, label="y", encode={"z": "date"}).x[:22, -2:])
+    for kind, cells in ((pl.Object, [object()] * 40), (pl.List(pl.Int64), [[1, 2]] * 40)):
+        with pytest.raises(DataError, match="Column 'z' holds"):
+            read_data(frame.with_columns(z=pl.Series(cells, dtype=kind)), label="y")
+
+
+def test_tensors_and_masked_arrays_of_any_kind() -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 2)), torch.tensor([0, 1] * 20)
+    want = read_data((x, y))
+    for form in (torch.tensor(x, requires_grad=True), torch.tensor(x).to_sparse()):
+        assert (read_data((form, y)).x == want.x).all()
+    assert (read_data((torch.tensor(x).bfloat16(), y.bfloat16())).y == want.y).all()
+    masked = read_data((np.ma.masked_where(x > 1, x), y), missing="median")
+    assert np.isnan(masked.x).sum() == (x > 1).sum()
+    for wrong, problem in ((x * 1j, "complex numbers"), ({"a": dict(enumerate(x[:, 0]))}, "not in a dict"),
+                           ({"a": set(range(40))}, "not in a set")):  # fmt: skip
+        with pytest.raises(DataError, match=problem):
+            read_data((wrong, y))
+    with pytest.raises(DataError, match="not a DataFrameGroupBy"):
+        columns_of(pytest.importorskip("pandas").DataFrame(PLAIN).groupby("y"))
+    assert RawColumn.of("t", np.array([torch.tensor(1.5), None], dtype=object)).values.tolist()[0] == 1.5
+
+
+def test_bytes_that_are_no_words_are_refused() -> None:
+    pa = pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="no words, numbers or dates"):
+        RawColumn.of("z", pa.array([bytes(range(row, row + 16)) for row in ROWS], pa.binary(16)))
+
+
+def test_a_partys_dates_are_features() -> None:
+    words = np.array([*DAYS[:-1], None], dtype=object)
+    encoder = TableEncoder.fit({"d": words, "z": np.arange(40)}, np.arange(40))
+    x = encoder.transform({"d": words, "z": np.arange(40)})
+    assert encoder.names[:3] == ("d year", "d year missing", "d month sin") and x.shape == (40, 11)
+    assert abs(x[:, 0].mean()) < 1e-6 and x[-1, 1] == 1 and not x[-1, 2:10].any()
+    assert TableEncoder.from_dict(encoder.to_dict()) == encoder
+    assert TableEncoder.fit({"d": np.array(DAYS, dtype=object)}, np.arange(40)).names[1] == "d month sin"
+    for odd, repair in (("soon", "also 'soon': write it as 2022-01-31, or leave it empty.*; or leave the column out"),
+                        ("01/02/2022", "several forms")):  # fmt: skip
+        with pytest.raises(DataError, match=repair):
+            TableEncoder.fit({"d": np.array([*DAYS[:-1], odd], dtype=object)}, np.arange(40))
+    with pytest.raises(DataError, match="must hold a date, or nothing,"):
+        encoder.transform({"d": np.array(["soon"], dtype=object), "z": np.arange(1)})
