@@ -29,7 +29,7 @@ ARCHIVE = HERE / "archive"
 AGAIN = {  # page -> its file, and rows that cost seconds, the first of the file among them
     "activity": ("devices", ["phone alone", "split"]),
     "clinics": ("clinics", ["alone", "pooled"]),
-    "credit": ("credit", ["first party alone", "split"]),
+    "credit": ("credit", ["first party alone"]),
     "drawers": ("drawers", ["alone", "FedMD"]),
     "heart": ("heart", ["alone", "gossip, own heads"]),
     "newcomers": ("newcomers", ["no training", "server's labels", "server's model"]),
@@ -52,12 +52,15 @@ def tables(page: str) -> list[tuple[str, str]]:
 
 
 def rebuilt(page: str, made: Callable[[Sequence[str]], str]) -> str:
-    """The page with each of these tables as `made` of its options."""
-    return TABLE.sub(lambda found: found[1] + made(shlex.split(found["options"])), page)
+    """The page with each of these tables as `made` of its options, or as it is where that has none."""
+    return TABLE.sub(lambda found: found[1] + (made(shlex.split(found["options"])) or found["table"]), page)
 
 
 def printed(options: Sequence[str]) -> str:
-    """The table that table.py prints."""
+    """The table that table.py prints; empty if there are neither runs nor an archive of them."""
+    folder = Path(options[0])
+    if not folder.exists() and not (ARCHIVE / f"{folder.name}.json").exists():
+        return ""
     before, out = sys.argv, StringIO()
     try:
         sys.argv = ["table.py", *options]
