@@ -10,6 +10,7 @@ import weakref
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -446,3 +447,19 @@ def test_without_its_package_the_error_names_the_extra(name: str, monkeypatch: p
     with pytest.raises(ModelError, match=f"needs the package {name}"):
         TrialConfig(alone=(name,))
     check_name("forest", black_boxes=True)
+
+
+def test_tabicl_itself_predicts_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, where it is installed, with a tiny network in place of its downloaded one."""
+    classifier = pytest.importorskip("tabicl._sklearn.classifier")
+    from tabicl._model.tabicl import TabICL
+
+    narrow = dict.fromkeys(("col_num_blocks", "row_num_blocks", "icl_num_blocks", "ff_factor"), 1)
+    heads = dict.fromkeys(("col_nhead", "row_nhead", "icl_nhead", "row_num_cls"), 2)
+    config = {"max_classes": K, "embed_dim": 8, "col_num_inds": 4, **narrow, **heads}
+    torch.save({"config": config, "state_dict": TabICL(**config).state_dict()}, tmp_path / "weights")
+    monkeypatch.setattr(classifier, "hf_hub_download", lambda **_: tmp_path / "weights")
+    (x, y), public = some(40), some(4, seed=1)[0]
+    answers = [named("tabicl").fit(x, y, public, torch.full((4, K), 1 / K)).probs(some(6, seed=2)[0]) for _ in range(2)]
+    assert answers[0].shape == (6, K) and torch.equal(*answers)
+    assert answers[0].sum(1).tolist() == pytest.approx([1.0] * 6, abs=1e-5)

@@ -19,6 +19,8 @@ from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError, ModelError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.options import DataOptions, SplitColumns
+from fedloom.data.own import read_data
+from fedloom.engines import LocalEngine
 from fedloom.experiment.trial import Owners, TrialConfig, TrialResult, owners_of, read_owners, run_trial
 from fedloom.experiment.trial import candidates as trial_candidates
 from fedloom.experiment.trial import run as trial_run
@@ -332,6 +334,26 @@ def test_a_run_trains_the_exchange_and_the_mix_that_a_trial_has_measured(mode: s
     assert out.ledger is not None and out.ledger.sent("client-0") > 0
 
 
+def a_number() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    return {"a": x[:, 0], "b": x[:, 1], "y": x[:, 0] + 0.1 * rng.normal(size=90), "site": ["s", "t", "u"] * 30}
+
+
+def test_parties_of_a_trial_have_the_width_of_a_number() -> None:
+    data = read_data(a_number(), label="y", group="site").with_target(np.arange(90))
+    one, *_ = trial_candidates._contexts(data, [np.arange(60), np.arange(60, 90)], 0)
+    method, rows = methods.named("fedboost"), [np.arange(60), np.arange(60, 90)]
+    parties, server, _ = trial_candidates._federation(method, method.configure(), "", data, rows, 0, LocalEngine)
+    assert server is not None and [one.classes, parties[0].context.classes, server.context.classes] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_trees_are_tried_with_a_number() -> None:
+    trial = fedloom.trial(a_number(), label="y", group="site", repeats=1, methods=["fedboost"], alone=["ridge"])
+    assert trial.tried == ["fedboost"] and not [note for note in trial.notes if "is left out" in note]
+
+
 def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     """Four owners of 60 rows and 20 columns: one model of all has less error. In another unit gains are the same."""
     rng = np.random.default_rng(0)
@@ -344,6 +366,7 @@ def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     card = trial.owners["s0"]
     assert card.alone is not None and card.federated is not None and -45 < card.alone < card.federated < -19
     assert "Join with fedglm: RMSE lower by +" in str(trial) and card.partners is not None
+    assert not [note for note in trial.notes if "is left out" in note]
     cents = fedloom.trial({**columns, "price": 100 * y}, alone=["ridge"], **words)
     assert cents.owners["s0"].gain == pytest.approx(card.gain, rel=0.02)
     with pytest.raises(ConfigError, match="metric must be one of rmse, mae, r2 for this label, not 'auc'"):

@@ -2,10 +2,12 @@
 
     python examples/cases/rebuild.py adult
     python examples/cases/rebuild.py adult --archived    # from examples/cases/archive; nothing is run
+    python examples/cases/rebuild.py heart --again       # only the rows of AGAIN, which cost seconds
 
 A table of docs/cases/NAME.md that is rebuilt follows a line `<!-- table.py runs/NAME OPTIONS -->`. The commands that
 start with `fedloom run` on the page are run first, so the folders that they name must not exist yet. What tables need
-of their runs is then written to examples/cases/archive/NAME.json.
+of their runs is then written to examples/cases/archive/NAME.json. With `--again` they are a few cheap rows
+in runs/NAME-again: they tell whether a page repeats whose other rows cost too much to run each time.
 """
 
 import json
@@ -14,14 +16,27 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PAGES = HERE.parents[1] / "docs" / "cases"
 ARCHIVE = HERE / "archive"
+AGAIN = {  # page -> its file, and rows that cost seconds, the first of the file among them
+    "activity": ("devices", ["phone alone", "split"]),
+    "clinics": ("clinics", ["alone", "pooled"]),
+    "credit": ("credit", ["first party alone", "split"]),
+    "drawers": ("drawers", ["alone", "FedMD"]),
+    "heart": ("heart", ["alone", "gossip, own heads"]),
+    "newcomers": ("newcomers", ["no training", "server's labels", "server's model"]),
+    "people": ("people", ["alone"]),
+    "speakers": ("speakers", ["alone", "pooled"]),
+    "stations": ("stations", ["alone", "pooled"]),
+}
 ENVIRONMENT = ("fedloom", "commit", "python", "torch", "numpy", "processor", "started")
 TABLE = re.compile(r"(<!-- table\.py (?P<options>.+?) -->\n+)(?P<table>(?:\|.*\n)+)")
 
@@ -53,6 +68,26 @@ def printed(options: Sequence[str]) -> str:
     return out.getvalue()
 
 
+def rows(case: str, names: Sequence[str]) -> list[Any]:
+    """The entries of a case's file that have these names, in the file's order."""
+    entries = tomllib.loads((HERE / f"{case}.toml").read_text(encoding="utf-8"))["compare"]["methods"]
+    return [entry for entry in entries if (entry if isinstance(entry, str) else entry.get("name")) in names]
+
+
+def toml(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
+    return f"[{', '.join(map(toml, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def again(page: str) -> list[str]:
+    """The words after `fedloom` of the command that runs a page's cheap rows."""
+    case, names = AGAIN[page]
+    words = ["run", f"examples/cases/{case}.toml", "--out", f"runs/{case}-again"]
+    return [*words, "--trust", "examples/cases/pooled.py", "-s", f"compare.methods={toml(rows(case, names))}"]
+
+
 def archive(folder: Path) -> None:
     """Write what tables need of a folder's runs, with the versions and processor of the first of them."""
     table = runpy.run_path(str(HERE / "table.py"))
@@ -66,7 +101,8 @@ def main() -> None:
     """Run the case, and write its archive and its page; pictures are written where the options say."""
     path = PAGES / f"{sys.argv[1]}.md"
     page = path.read_text(encoding="utf-8")
-    for words in [] if "--archived" in sys.argv else commands(page):
+    todo = [] if "--archived" in sys.argv else [again(path.stem)] if "--again" in sys.argv else commands(page)
+    for words in todo:
         subprocess.run([sys.executable, "-m", "fedloom", *words], check=True)
         archive(Path(words[words.index("--out") + 1]))
     path.write_text(rebuilt(page, printed), encoding="utf-8")

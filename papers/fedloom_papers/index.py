@@ -207,7 +207,7 @@ def _overview(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequenc
 
 CAPTION = (
     "Line: our 95 % interval. Marker: our mean. Hollow diamond: the paper's effect, where the data are the paper's. "
-    "The axis ends at 40 points."
+    "An interval beyond 40 points is cut there, and ends in an arrow."
 )
 ELSEWHERE = "The last but one column has the smallest and the largest mean of all settings of the question."
 

@@ -125,7 +125,8 @@ def test_folders_of_csv_and_parquet_are_one_table(tmp_path: Path) -> None:
     assert data.columns == ("x",) and len(data.y) == 80 and data.owners == ("n", "n o")
     comma = folder(tmp_path / "comma", "a.csv", text="x;y\n" + CSV.replace(",", ";").replace(".", ","))
     pandas.DataFrame(PLAIN).to_parquet(comma / "b.parquet")
-    assert np.array_equal(*np.split(read_data(comma, label="y", decimal=",").x, 2))
+    first, second = np.split(read_data(comma, label="y", decimal=",").x, 2)
+    assert np.array_equal(first, second)
 
 
 def test_types_of_polars_are_read_as_those_of_pandas() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedloom.core.aggregate import MEAN
+from fedloom.core.engine import run_task
 from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import digest
@@ -54,7 +55,7 @@ def test_states_and_messages_are_those_of_isolated_parties(
     assert everything(toy) == everything(made(name, isolated=True, means=how).run(2))
 
 
-RUN = joint.run_task
+RUN = run_task
 
 
 @pytest.mark.parametrize(

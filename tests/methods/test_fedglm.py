@@ -12,7 +12,9 @@ import torch
 from fedloom import methods
 from fedloom.core.errors import MethodError
 from fedloom.core.message import digest
-from fedloom.methods.tables import newton
+from fedloom.core.task import Number
+from fedloom.methods.tables import inference, newton
+from fedloom.methods.tables.design import as_read
 from fedloom.methods.tables.inference import estimates
 from fedloom.methods.tables.long_sums import decimal
 from tests.methods.tables import federation, of_numbers, owners, splits
@@ -167,3 +169,18 @@ def test_exponents_bound_all_numbers() -> None:
     found = newton.largest_exponents(newton.exponents(x))
     assert found.tolist() == [1, 128] and (np.abs(x) < 2.0**found).all()
     assert newton.largest_exponents(newton.exponents(np.empty((0, 2)))).tolist() == [0, 0]
+
+
+def test_numbers_that_were_standardized_are_those_that_were_read() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1.0, 1e9, 0.01):
+        for _ in range(20):
+            counts = np.rint(rng.poisson(1.2, 50) * 100) * size
+            target = Number(float(counts.mean()), float(counts.std()))
+            found = as_read(target, target.standardized(counts))
+            assert (found >= 0).all() and found == pytest.approx(counts, rel=1e-6, abs=0)
+
+
+def test_a_hazard_ratio_that_no_float_holds_is_left_out() -> None:
+    found = inference.coefficients("", ["a"], np.array([1e41]), np.array([1e40]), 0.95, ratio="Hazard ratio")
+    assert found.rows[0][1:3] == (1e41, None)

@@ -9,6 +9,7 @@ import pytest
 import statsmodels.api as sm
 import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.linear_model import ElasticNet
 
 import fedloom
 from fedloom import methods
@@ -75,6 +76,39 @@ def test_ridge_is_that_of_standardized_columns() -> None:
     expected = np.linalg.solve(z.T @ z + 30 * np.eye(10), z.T @ (y - y.mean()))
     found = toy.server.accepted["beta"].numpy()[0, 1:] * toy.server.design["outcome"][1].item()
     assert np.abs(found / expected - 1).max() < 1e-9
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(40.0, 0.0), (20.0, 30.0)], ids=["lasso", "elastic net"])
+def test_penalized_least_squares_are_those_of_scikit_learn(l1: float, l2: float) -> None:
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    toy = fitted("fedglm", x, y, [100, 101, 300], l1=l1, l2=l2)
+    ref = ElasticNet(alpha=(l1 + l2) / len(y), l1_ratio=l1 / (l1 + l2), tol=1e-14, max_iter=100_000)
+    ref.fit(standardized(exact(x)), standardized(y))
+    found = toy.server.accepted["beta"].numpy()[0]
+    assert toy.server.done and np.abs(found[1:] - ref.coef_).max() < 1e-9 and abs(found[0]) < 1e-9
+    assert (found[1:] == 0).tolist() == (ref.coef_ == 0).tolist() and 0 < (ref.coef_ == 0).sum() < 9
+    table, fit = toy.server.findings()
+    slopes, ends = ref.coef_ * y.std() / exact(x).std(0), dict(fit.rows)
+    assert column(table, "Coefficient")[1:] == pytest.approx(slopes, rel=1e-8)
+    assert column(table, "Coefficient")[0] == pytest.approx(y.mean() - slopes @ exact(x).mean(0), rel=1e-8)
+    assert ends["coefficients that are not 0"] == (ref.coef_ != 0).sum() and ends["converged"] == "yes"
+    assert table.columns == ("Column", "Coefficient")
+
+
+@pytest.mark.parametrize("family", ["classes", "poisson"])
+def test_sparse_coefficients_meet_the_conditions_of_an_optimum_with_more_columns_than_rows(family: str) -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    x, l1 = exact(np.concatenate([x, x**2 / 100], axis=1)[:50]), 2.0
+    y = y[:50] if family == "classes" else np.round(x[:, 0] - x[:, 0].min())
+    params = {} if family == "classes" else {"family": "poisson"}
+    server = fitted("fedglm", x, y, [20, 35], rounds=40, l1=l1, **params).server
+    beta, z = server.accepted["beta"].numpy()[0], standardized(x)
+    eta = beta[0] + z @ beta[1:]
+    rest = y - (1 / (1 + np.exp(-eta)) if family == "classes" else np.exp(eta))
+    gradient, used = z.T @ rest, beta[1:] != 0
+    assert server.done and 0 < used.sum() < 15 and abs(rest.sum()) < 1e-6
+    assert np.abs(gradient[used] - l1 * np.sign(beta[1:][used])).max() < 1e-6
+    assert np.abs(gradient[~used]).max() <= l1 + 1e-6
 
 
 def test_logistic_regression_on_breast_cancer() -> None:
@@ -194,3 +228,16 @@ def test_predictions_are_those_of_the_table() -> None:
     risk = toy.party(0).infer(rows).double().numpy()
     expected = (exact(x)[:, :2] - exact(x)[:, :2].mean(0)) @ column(toy.server.findings()[0], "Coefficient")
     assert risk[:, 1] - risk[:, 0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_tables_without_a_finite_fit_have_a_sentence_or_no_test() -> None:
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.integers(0, 2, 90), rng.standard_normal(90).round(2)], 1).astype(float)
+    with pytest.raises(MethodError, match="separate the classes, counts of 0 or events"):
+        fitted("fedglm", x, rng.poisson(2, 90) * x[:, 0], [30, 60], rounds=40, family="poisson")
+    time = 1 + np.argsort(np.argsort(-x[:, 1], kind="stable")).astype(float)  # the larger, the earlier
+    with pytest.raises(MethodError, match="separate the classes, counts of 0 or events"):
+        fitted("fedcox", np.c_[x, time], np.arange(90) % 5 > 0, [30, 60], rounds=40, time="x2", times=200)
+    coefficients, fit = fitted("fedglm", x, 2 * x[:, 0] + 3, [30, 60]).server.findings()
+    assert coefficients.rows[1][1] == pytest.approx(2) and dict(fit.rows)["R squared"] == pytest.approx(1)
+    assert all(x is None or np.isfinite(x) for _, *cells in coefficients.rows for x in cells)

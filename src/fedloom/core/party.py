@@ -61,8 +61,9 @@ class Party(Generic[ConfigT_co]):
             never sends one of these replies to the coordinator unmasked.
         ROWS: names in STATE of tensors (..., n) with an entry for each own row, at a page without a network that treats
             each row by itself: replies of methods in MEANS are sums over rows, as int64; other methods in CALLS answer
-            None; and parties that got the same messages differ in their rows alone. Parties of one process then answer
-            as one party with all rows. `MethodConfig.rows_add_up` may except some settings.
+            None; parties that got the same messages differ in their rows alone; and no tensor of the state is changed
+            in place. Parties of one process then answer as one party with all rows. `MethodConfig.rows_add_up` may
+            except some settings.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
     """
@@ -350,7 +351,9 @@ class Party(Generic[ConfigT_co]):
     def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:
         """A context that restores the state if an exception is raised. `keep` copies the network's memory before its
         first change."""
-        own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in self.own_state().items()}
+        own = self.own_state()
+        if not self.ROWS:  # such a page changes no tensor in place
+            own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in own.items()}
         if self._network is not None:
             self._network.begin(keep)
         try:

@@ -19,6 +19,7 @@ from fedloom.data.grammar import MISSING_WORDS, Decimal
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import encoded, interpret
 from fedloom.engines import LocalEngine
+from fedloom.experiment.run.metrics import four_digits
 from fedloom.methods import find
 from fedloom.methods.tables.stats import CLASS, TARGET
 from fedloom.protect.aggregators import Secure
@@ -90,7 +91,7 @@ def _counted(table: LearnedTable) -> list[list[Any]]:
 def _cells(table: LearnedTable) -> list[list[str]]:
     """The rows as text: counts in full, other numbers with four digits."""
     return [
-        [f"{c:,}" if isinstance(c, int) else f"{c:.4g}" if isinstance(c, float) else str(c or "") for c in row]
+        [f"{c:,}" if isinstance(c, int) else four_digits(c) if isinstance(c, float) else str(c or "") for c in row]
         for row in _counted(table)
     ]
 

@@ -28,7 +28,9 @@ def clients_of_run(run: Run) -> PageSection:
     series = [Dots(s.tested, each[order], series_style(0))]
     caption = f"Clients are sorted by {noun} on {s.tested}."
     if s.own:
-        series.append(Dots("own class mix", s.own.over(s.clients)[order], HOLLOW))
+        series.append(
+            Dots("own class mix" if s.task == "classes" else "own test rows", s.own.over(s.clients)[order], HOLLOW)
+        )
         if s.task == "classes":
             caption += " The own class mix weights test rows by the classes of a client's training rows."
     known = each[order]  # empty if training diverged at every client
@@ -48,15 +50,16 @@ def _by_eval_mode(run: Run) -> PageSection:
     order = np.lexsort((-sign * after, ~np.isin(np.arange(s.clients), s.unseen)))
     series = [Dots(eval_mode, after[order], series_style(0)), Dots("unadapted", before[order], HOLLOW)]
     better, worse = int((sign * (after - before) > 0).sum()), int((sign * (after - before) < 0).sum())
+    mine = "test rows in {} client's own class mix" if s.task == "classes" else "{} client's own test rows"
     caption = (
-        f"{fmt.capital(noun)} on test rows in each client's own class mix, sorted by the {noun} {eval_mode}. The mean "
+        f"{fmt.capital(noun)} on {mine.format('each')}, sorted by the {noun} {eval_mode}. The mean "
         f"{'gain over' if share else 'difference from'} unadapted models is "
         f"{fmt.difference(float(np.nanmean(after - before)), share)}{' points' * share}; {better} of {s.clients} "
         f"clients improve, and {worse} get worse."
     )
     caption += " Unseen clients come first." if s.unseen else ""
     means = [f"{one.label} {fmt.metric(np.nanmean(one.values), share)}" for one in series]
-    alt = f"{fmt.capital(noun)} of each client on its own class mix; the means are {fmt.together(means)}."
+    alt = f"{fmt.capital(noun)} of each client on {mine.format('the')}; the means are {fmt.together(means)}."
     return _section(run, order, series, alt, caption, joined=True)
 
 

@@ -164,11 +164,13 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     where = ", at unseen clients" if s.unseen and s.own else ""
     noun = s.main.noun
     levels = [] if chance is None else [Level(f"always {s.most_frequent(s.main)}{where}", chance)]
-    title = "on own class mix" if s.own else f"on {s.tested}, by evaluation mode"
+    mine = "own class mix" if s.task == "classes" else "own test rows"
+    title = f"on {mine}" if s.own else f"on {s.tested}, by evaluation mode"
     title = f"{fmt.capital(noun)} {title}"
     alt = f"Mean {noun} {s.describe(s.main)}, by iteration, {_ends(main, s.main)}."
     svg, legend = plots.chart("own", alt, lines, levels, across=iteration_axis(run), form_y=form_of(s.main))
-    caption = "Each client on test rows in its own class mix, mean over clients." if s.own else ""
+    rows = "test rows in its own class mix" if s.task == "classes" else "its own test rows"
+    caption = f"Each client on {rows}, mean over clients." if s.own else ""
     return main, levels, Figure(title, svg, legend, f"{caption} {ITERATION}".strip())
 
 

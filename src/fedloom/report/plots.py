@@ -168,7 +168,7 @@ def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Fo
         if values.max() < 1000 * values.min():
             axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axes.margins(y=0.08)
-    _ticks(axes.yaxis, lambda value: f"{value:g}".replace("-", fmt.MINUS))
+    _ticks(axes.yaxis, lambda value: f"{value:,.10g}".replace("-", fmt.MINUS))
 
 
 def tens(values: np.ndarray) -> tuple[float, float]:

@@ -87,7 +87,8 @@ def _adapted_lead(s: RunSummary, length: str) -> str:
     """The result of clients with an evaluation mode, on their own class mix if they have own test rows."""
     metric, over = next(iter(s.eval_modes.items()))
     eval_mode = metric.eval_mode
-    rows = f"On {'their own class mix' if s.own else s.tested} of {s.dataset}"
+    mine = "their own class mix" if s.task == "classes" else "their own test rows"
+    rows = f"On {mine if s.own else s.tested} of {s.dataset}"
     share = metric.share
     after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode
     if s.unseen:

@@ -52,7 +52,8 @@ def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[s
     first = found.methods[0]
     own = first.own_chances.get("unseen", first.own_chance)
     main = found.on_test
-    on_own = f" (on the own mix: {_shown(main, own)})" if own is not None and len(titles) > 1 else ""
+    mine = "the own mix" if main.share else "own test rows"
+    on_own = f" (on {mine}: {_shown(main, own)})" if own is not None and len(titles) > 1 else ""
     what = found.most_frequent(main)
     out.print(f"always predicting {what}: {_shown(main, first.chance)}{on_own}", soft_wrap=True)
     for remark in found.remarks:

@@ -181,7 +181,8 @@ class Bins:
             if self.category[f]:
                 places = np.full(int(edges.max(initial=-1)) + 2, len(edges) + 1)
                 places[edges] = 1 + np.arange(len(edges))
-                out[known, f] = places[np.minimum(values, len(places) - 1).astype(np.int64)]
+                listed = (values >= 0) & (values < len(places))
+                out[known, f] = places[np.where(listed, values, len(places) - 1).astype(np.int64)]
             else:
                 out[known, f] = np.searchsorted(edges, keys(values), side="right") + 1
         return out

@@ -67,6 +67,8 @@ def grow(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np
 
 
 def shares(scores: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) from the summed shares (K, n) of all trees."""
-    p: np.ndarray = (scores / scores.sum(0)).T
+    """Probabilities (n, K) from the summed shares (K, n) of all trees; equal ones where no tree has seen a row, as of
+    an owner without rows."""
+    known = scores.sum(0)
+    p: np.ndarray = np.where(known > 0, scores / np.maximum(known, 1), 1 / len(scores)).T
     return p

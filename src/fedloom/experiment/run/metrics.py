@@ -145,7 +145,12 @@ rows; they exist if `columns.rare_classes` is set."""
 
 def in_words(metric: Metric, value: float) -> str:
     """A value with its unit: a share in percent, or a number with four digits."""
-    return f"{value:.1%}" if metric.share else f"{value:.4g}"
+    return f"{value:.1%}" if metric.share else four_digits(value)
+
+
+def four_digits(value: float) -> str:
+    """A number with four digits or, from 10,000, all digits before the point: `0.9617`, `257,206`."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:,.4g}"
 
 
 OF_NUMBERS = (RMSE.name, "mae", "r2")
@@ -153,7 +158,7 @@ OF_NUMBERS = (RMSE.name, "mae", "r2")
 
 
 def described(metric: Metric, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
-    """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`.
+    """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`; of a number, `on own test rows`.
 
     Args:
         metric: the accuracy.
@@ -161,7 +166,8 @@ def described(metric: Metric, own_rows: bool = True, unseen: bool = False, teste
         unseen: whether there are unseen clients.
         tested: the rows of an accuracy that is not on a client's own class mix.
     """
-    rows = "on own class mix" if metric.own and own_rows else f"on {tested}"
+    mine = "own test rows" if metric.name in OF_NUMBERS else "own class mix"
+    rows = f"on {mine}" if metric.own and own_rows else f"on {tested}"
     return f"{rows}, {in_mode(metric, unseen)}" if metric.clients else rows
 
 

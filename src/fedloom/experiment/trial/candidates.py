@@ -319,9 +319,10 @@ def _with_owner(data: Dataset) -> Dataset:
 
 def _contexts(data: Dataset, fitted: Sequence[np.ndarray], seed: int) -> list[ClientContext]:
     """The contexts of parties that read raw rows."""
+    target = target_of(data)
+    classes = len(data.classes) if target is None else target.width
     shared: dict[str, Any] = {
-        "seed": seed, "parties": len(fitted), "classes": len(data.classes), "target": target_of(data),
-        **raw_columns(data),
+        "seed": seed, "parties": len(fitted), "classes": classes, "target": target, **raw_columns(data),
     }  # fmt: skip
     return [
         ClientContext(
@@ -343,9 +344,9 @@ def _federation(
     seed: int,
     start: Callable[..., Engine],
 ) -> tuple[list[Party[MethodConfig]], Party[MethodConfig] | None, Federation]:
-    count, classes, target = len(fitted), len(data.classes), target_of(data)
-    width = classes if target is None else target.width
-    build = partial(models.build, model, data.input_shape, width, seed=seed) if model else None
+    count, target = len(fitted), target_of(data)
+    classes = len(data.classes) if target is None else target.width
+    build = partial(models.build, model, data.input_shape, classes, seed=seed) if model else None
     columns = {} if model else raw_columns(data)
     server_context = ClientContext(
         id=0, seed=seed, parties=count, classes=classes, target=target, network=build, **columns

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
 from fedloom.experiment.trial.decide import Decision
 from fedloom.experiment.trial.partners import Partners
@@ -260,7 +261,7 @@ def shown_score(value: float | None, metric: str) -> str:
     """A score in a table: an error of numbers in their unit."""
     if value is None:
         return "–"
-    return f"{-value:,.4g}" if metric in ("rmse", "mae") else f"{value:.3f}".replace("-", "−")
+    return four_digits(-value) if metric in ("rmse", "mae") else f"{value:.3f}".replace("-", "−")
 
 
 def shown_gain(value: float, metric: str) -> str:

@@ -177,7 +177,8 @@ class TrialRun:
 
     def _drop(self, kind: Predictions, number: int, error: MethodError) -> None:
         kind.drop(number, error)
-        self.notes.append(f"{kind.candidates[number].text} is left out: {error}")
+        reason = str(error).partition("; traceback")[0]
+        self.notes.append(f"{kind.candidates[number].text} is left out: {reason}; fedloom run shows where.")
 
     def _progress(self) -> None:
         self.done += 1

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import Aggregator, Federation, MethodConfig, MethodError, Party, Shape
+from fedloom.core.task import Number
 from fedloom.methods.tables import newton
 from fedloom.methods.tables.long_sums import decimal, shortest
 from fedloom.methods.tables.steps import kept, refusal, tensors
@@ -109,15 +110,19 @@ def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.nda
         x, raw = columns(party, rows.every), rows.every.flatten(1).double().cpu().numpy()
         y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
         if (target := party.context.target) is not None:
-            y = shortest(
-                target.in_unit(y), target.scale * 2.0**-24 * np.maximum(np.abs(y.astype(np.float64)), 2.0**-20)
-            )
+            y = as_read(target, y)
         time = np.zeros(len(x)) if at is None else raw[:, at]
         gaps = np.zeros(len(x), bool) if indicated(party) else np.isnan(x).any(1)
         whole = ~(gaps | np.isnan(time) | np.isnan(y))
         return x[whole], y[whole], time[whole]
 
     return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)} {indicated(party)}", make)
+
+
+def as_read(target: Number, y: np.ndarray) -> np.ndarray:
+    """The decimal numbers (n,) float64 that were read as these standardized ones, such as counts."""
+    reach = target.scale * 2.0**-24 * np.maximum(np.abs(y.astype(np.float64)), 2.0**-20)
+    return shortest(target.in_unit(y), reach)
 
 
 def measured(party: Party[LinearConfig]) -> np.ndarray:

@@ -103,7 +103,7 @@ def round(
 ) -> Iterator[str]:
     """All models, once."""
     p, K = own_models.count(server), own_models.width(server)
-    expect = {kind: own_models.template(kind, p, K) for kind in cfg.kinds}
+    expect: dict[str, Any] = {kind: own_models.template(kind, p, K) for kind in cfg.kinds}
     models = fed.call(clients, "give", expect=expect, check=lambda i, one: check(server, one))
     if models:
         fed.call(clients, "take", shared={"models": list(models.values())}, expect=None)

@@ -153,7 +153,7 @@ class FedCoxServer(Party[FedCoxConfig]):
         if self.accepted and target < self.accepted["target"] - 1e-9 * abs(target):
             return self.back()
         self.null = self.null if self.accepted else value
-        covariance = newton.inverse(hessian + self.cfg.l2 * np.eye(p))
+        covariance = newton.bounded(hessian + self.cfg.l2 * np.eye(p))
         if covariance is None:
             raise MethodError(newton.NOT_UNIQUE)
         step = covariance @ (gradient - self.cfg.l2 * beta)

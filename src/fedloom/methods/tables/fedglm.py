@@ -20,7 +20,9 @@ Messages: sums up; means, scales and coefficients down. A sum over one owner wit
 
 Differs:
     Columns are standardized inside; reported coefficients are those of the columns as they are. `l2` penalizes the
-        coefficients of standardized columns, not intercepts.
+        coefficients of standardized columns, not intercepts. With `l1` besides (the elastic net of H. Zou, T. Hastie,
+        2005) a step is the minimum of the quadratic model and the penalty; many coefficients are then 0, and none has
+        a standard error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.page import EVERY_TASK, Federation, LearnedTable, Method, MethodError, Party, Shape
@@ -42,6 +45,9 @@ SEPARATE = 1e-6
 class FedGLMConfig(OwnModels, designs.LinearConfig):
     """A round is one Newton step."""
 
+    l1: float = Field(0.0, ge=0)
+    """Penalty: times the sum of absolute coefficients of standardized columns it is added to the negative
+    log-likelihood."""
     family: Literal["auto", "normal", "poisson"] = "auto"
     """For a number to predict: least squares (auto, normal), or Poisson with the logarithm as link. Classes always have
     a logistic, or softmax, regression."""
@@ -131,14 +137,21 @@ class FedGLMServer(Party[FedGLMConfig]):
         """One step of Newton's method from the log-likelihood and its derivatives at `beta`: see `newton.opened`."""
         beta, (k, p) = self.beta.numpy().ravel(), self.beta.shape
         penalty = self.cfg.l2 * np.tile(np.r_[0.0, np.ones(p - 1)], k)
-        target = value - 0.5 * float(penalty @ (beta * beta))
+        l1 = self.cfg.l1 * np.tile(np.r_[0.0, np.ones(p - 1)], k)
+        target = value - 0.5 * float(penalty @ (beta * beta)) - float(l1 @ np.abs(beta))
         if self.accepted and target < self.accepted["target"] - 1e-9 * abs(target):
             return self.back()
-        covariance = newton.inverse(hessian + np.diag(penalty))
-        separate = family(self) == "classes" and value > -SEPARATE * self.design["rows"]
-        if covariance is None or separate:
-            raise MethodError(newton.NOT_UNIQUE)
-        step = covariance @ (gradient - penalty * beta)
+        hessian, gradient = hessian + np.diag(penalty), gradient - penalty * beta
+        if self.cfg.l1:
+            covariance, found = np.zeros_like(hessian), newton.sparse(hessian, gradient, beta, l1)
+            if found is None:
+                raise MethodError(newton.NOT_SPARSE)
+            step = found - beta
+        else:
+            inverse = (newton.inverse if family(self) == "normal" else newton.bounded)(hessian)
+            if inverse is None or (family(self) == "classes" and value > -SEPARATE * self.design["rows"]):
+                raise MethodError(newton.NOT_UNIQUE)
+            covariance, step = inverse, inverse @ gradient
         self.done = bool(np.abs(step).max() < newton.SMALL_STEP)
         numbers = tensors(beta=self.beta.numpy(), covariance=covariance)
         self.accepted = {**numbers, "target": target, "value": value}
@@ -152,22 +165,30 @@ class FedGLMServer(Party[FedGLMConfig]):
             return ()
         beta, errors, value = *inference.estimates(self.design, self.accepted), self.accepted["value"]
         names, level, rows, k = designs.names(self, self.design), self.cfg.level, self.design["rows"], len(beta)
+        mean, scale = self.design["outcome"].tolist()
+        titles = [f"Coefficients of class {c + 1} against class 0" for c in range(k)]
+        if designs.for_number(self):
+            titles = ["Coefficients"]
+        if self.cfg.l1:
+            if family(self) == "normal":
+                beta = scale * beta + mean * np.eye(1, beta.size)
+            used = float((beta[:, 1:] != 0).sum())
+            found = [inference.without_errors(t, names, b) for t, b in zip(titles, beta, strict=True)]
+            return (*found, inference.fit(self.design, [("coefficients that are not 0", used)], self.done))
         if family(self) == "normal":
-            mean, scale = self.design["outcome"].tolist()
             left = rows - beta.size
             if left < 1:
                 raise MethodError(
                     f"{rows} complete rows do not suffice for {beta.size} coefficients: leave columns out"
                 )
             beta = scale * beta + mean * np.eye(1, beta.size)
-            errors = errors * scale * np.sqrt(-2 * value / left)
-            table = inference.coefficients("Coefficients", names, beta[0], errors[0], level, freedom=left)
+            errors = errors * scale * np.sqrt(abs(2 * value) / left)
+            table = inference.coefficients(titles[0], names, beta[0], errors[0], level, freedom=left)
             more = inference.of_numbers(rows, beta.size, -2 * value * scale**2, rows * scale**2)
             return table, inference.fit(self.design, more, self.done)
-        titles = [f"Coefficients of class {c + 1} against class 0" for c in range(k)]
         null = inference.of_classes(self.design["by_class"].numpy())
         if family(self) == "poisson":
-            titles, null = ["Coefficients"], float(self.null or 0.0)
+            null = float(self.null or 0.0)
         tables = [inference.coefficients(t, names, b, e, level) for t, b, e in zip(titles, beta, errors, strict=True)]
         return (*tables, inference.fit(self.design, inference.likelihoods(value, null, beta.size, k), self.done))
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedloom.core.page import LearnedTable
 from fedloom.methods.tables import newton
+from fedloom.methods.tables.drift import finite
 
 
 def estimates(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -40,13 +41,21 @@ def coefficients(
     from scipy import stats  # slow to import, here and below
 
     law = stats.norm if freedom is None else stats.t(freedom)
-    statistic, width = beta / errors, law.ppf(0.5 + level / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):  # errors of 0 where numbers are fitted exactly
+        statistic, width = beta / errors, law.ppf(0.5 + level / 2)
     more = (ratio,) if ratio else ()
     head = ("Column", "Coefficient", *more, "Std. error", "z" if freedom is None else "t", "p-value")
-    values = [beta, *([np.exp(beta)] if ratio else ()), errors, statistic, 2 * law.sf(np.abs(statistic))]
+    with np.errstate(over="ignore"):  # e to the coefficient of a column of tiny numbers
+        ratios = [np.exp(beta)] if ratio else []
+    values = [beta, *ratios, errors, statistic, 2 * law.sf(np.abs(statistic))]
     rows = np.stack([*values, beta - width * errors, beta + width * errors], 1)
-    cells = tuple((name, *row) for name, row in zip(names, rows.tolist(), strict=True))
+    cells = tuple((name, *map(finite, row)) for name, row in zip(names, rows.tolist(), strict=True))
     return LearnedTable(title, (*head, f"{level:.0%} from", "to"), cells)
+
+
+def without_errors(title: str, names: Sequence[str], beta: np.ndarray) -> LearnedTable:
+    """A row for each coefficient (p,): its value."""
+    return LearnedTable(title, ("Column", "Coefficient"), tuple(zip(names, beta.tolist(), strict=True)))
 
 
 def fit(design: Mapping[str, Any], more: Sequence[tuple[str, float]], done: bool) -> LearnedTable:
@@ -84,15 +93,17 @@ def of_numbers(rows: int, parameters: int, residual: float, total: float) -> lis
     from scipy.stats import f as law
 
     left = rows - parameters
-    value = -0.5 * rows * (np.log(2 * np.pi * residual / rows) + 1)
     share = 1 - residual / total
     found = [
-        ("residual std. error", float(np.sqrt(residual / left))),
+        ("residual std. error", float(np.sqrt(max(residual, 0.0) / left))),
         ("degrees of freedom", float(left)),
         ("R squared", share),
         ("adjusted R squared", 1 - (1 - share) * (rows - 1) / left),
     ]
+    if residual <= 0:  # all numbers are fitted exactly, so that there is no likelihood
+        return found
     if parameters > 1:
-        statistic = share / (1 - share) * left / (parameters - 1)
+        statistic = (total - residual) / residual * left / (parameters - 1)
         found += [("F", statistic), ("its p-value", float(law.sf(statistic, parameters - 1, left)))]
+    value = -0.5 * rows * (np.log(2 * np.pi * residual / rows) + 1)
     return [*found, ("log-likelihood", float(value)), ("AIC", 2.0 * (parameters - float(value)))]

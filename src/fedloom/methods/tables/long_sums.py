@@ -88,9 +88,11 @@ _TENS = np.array([float(f"1e{k}") for k in range(60)])
 def shortest(x: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """For each number x (…) float64 the one with the fewest digits that is within its `reach` (…), else x itself.
 
-    So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read.
+    So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read, and a
+    count of 0 that was standardized becomes 0.
     """
-    out, left = x.copy(), np.isfinite(x) & (x != 0)
+    out = np.where(np.abs(x) <= reach, 0.0, x)
+    left = np.isfinite(x) & (out != 0)
     first = np.floor(np.frexp(x)[1] * 0.30103).astype(np.int64)
     for digits in range(18):
         if not left.any():

@@ -18,9 +18,14 @@ LARGEST: Final = 62
 SMALL_STEP: Final = 1e-9
 """A step below this, of coefficients of standardized columns, is the last."""
 NOT_UNIQUE: Final = (
-    "no unique coefficients: columns are collinear, or separate the classes; leave a column out with data.drop, or set "
-    "params.l2 above 0"
+    "no unique coefficients: columns are collinear, or separate the classes, counts of 0 or events; leave a column out "
+    "with data.drop, or set params.l2 above 0"
 )
+_FLAT: Final = 1e6
+"""Variance of a coefficient of a standardized column, above which it would grow forever: see `bounded`."""
+NOT_SPARSE: Final = "no coefficients were found: columns are nearly collinear; set params.l2 above 0"
+_SWEEPS: Final = 1000
+"""Of coordinate descent, each over all coefficients."""
 _CACHED: Final = 2**15
 """Numbers of one of the arrays that are kept in the cache."""
 _FARTHEST: Final = 40.0
@@ -175,6 +180,38 @@ def inverse(hessian: np.ndarray) -> np.ndarray | None:
         return None
     found: np.ndarray = (vectors / values @ vectors.T) / np.outer(scale, scale)
     return found
+
+
+def bounded(hessian: np.ndarray) -> np.ndarray | None:
+    """As `inverse`; also None if a coefficient has next to no information, as those of columns that separate counts of
+    0 from others, or early events from late ones."""
+    found = inverse(hessian)
+    return None if found is None or np.diag(found).max() > _FLAT else found
+
+
+def sparse(hessian: np.ndarray, gradient: np.ndarray, beta: np.ndarray, l1: np.ndarray) -> np.ndarray | None:
+    """The b (q,) that minimizes (b - beta)' H (b - beta) / 2 - g' (b - beta) + sum l1 |b|, with exact zeros; None if
+    none is found.
+
+    Coordinate descent (J. Friedman, T. Hastie, R. Tibshirani, 2010) finds the coefficients that are not 0 and their
+    signs, for which one linear system then has the solution; it holds if no other coefficient would gain.
+    """
+    b, linear = beta.copy(), hessian @ beta + gradient
+    for _ in range(_SWEEPS):
+        for j in np.flatnonzero(np.diag(hessian) > 0):
+            rest = linear[j] - hessian[j] @ b + hessian[j, j] * b[j]
+            b[j] = np.sign(rest) * max(abs(rest) - l1[j], 0.0) / hessian[j, j]
+        used = np.flatnonzero(b)
+        sign, inner = np.sign(b[used]), hessian[np.ix_(used, used)]
+        if len(used) and inverse(inner) is None:
+            continue
+        exact = np.zeros_like(b)
+        exact[used] = np.linalg.solve(inner, linear[used] - l1[used] * sign)
+        slack = l1 - np.abs(linear - hessian @ exact)
+        slack[used] = 0.0
+        if (np.sign(exact[used]) == sign)[l1[used] > 0].all() and (slack >= -1e-9 * (1 + l1)).all():
+            return exact
+    return None
 
 
 def raw_scale(

@@ -48,7 +48,8 @@ def mixed(party: Party[Any], outputs: Tensor, x: Tensor) -> Tensor:
 def own_prediction(party: Party[Any], x: Tensor) -> np.ndarray:
     """The mean prediction of `own`: probabilities (n, K), or standardized numbers (n, 1), of raw rows x (n, ...)."""
     rows = columns(party, x)
-    return np.mean([predicted(fitted(party, kind), rows, width(party)) for kind in party.cfg.own], axis=0)
+    found: np.ndarray = np.mean([predicted(fitted(party, kind), rows, width(party)) for kind in party.cfg.own], axis=0)
+    return found
 
 
 # -- columns -------------------------------------------------------------------------------------------------------
@@ -243,4 +244,5 @@ def _of_trees(tree: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 
 def mean_of(kinds: Sequence[str], models: Sequence[Mapping[str, Any]], x: np.ndarray) -> np.ndarray:
     """The mean prediction of these kinds of models of all owners, each kind with the same weight."""
-    return np.mean([prediction_of(kind, one[kind], x) for kind in kinds for one in models], axis=0)
+    found: np.ndarray = np.mean([prediction_of(kind, one[kind], x) for kind in kinds for one in models], axis=0)
+    return found

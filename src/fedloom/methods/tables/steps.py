@@ -60,7 +60,7 @@ class OwnModels(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.own and getattr(self, "mix", 0):
+        if self.own and getattr(self, "mix", None):
             raise ValueError("own and mix both name models of the owner's own rows: leave one of them out")
         return self
 
@@ -315,9 +315,11 @@ def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
 
 
 def move(party: TreesOwner, splits: Mapping[str, Tensor]) -> None:
-    """Move the party's rows to the children of the nodes that were split, in its `node` (T, n), in place."""
+    """Move the party's rows to the children of the nodes that were split, in a new `node` (T, n)."""
     if len(splits["node"]):
-        splits_of(splits).move(party.node.numpy(), binned(party).bins)
+        node = party.node.clone()
+        splits_of(splits).move(node.numpy(), binned(party).bins)
+        party.node = node
 
 
 def catch_up(party: TreesParty, first: int, trees: Mapping[str, Tensor]) -> Trees:
