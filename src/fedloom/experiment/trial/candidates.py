@@ -195,6 +195,7 @@ def train(
             pass
         if t + 1 in points:
             broadcast = server.broadcast() if server is not None else {}
+            fed.engine.states()  # brings parties up to date that have answered as one
             results = {
                 (t + 1, mode): [
                     part
