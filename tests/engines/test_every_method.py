@@ -71,7 +71,12 @@ ENGINES: dict[str, dict[str, Any]] = {
     "ray": {"name": "ray", "workers": 2},
     "lockstep": {"name": "batched"},
 }
-LINEAR: dict[str, Any] = {"fedglm": {"l2": 1.0}, "fedcox": {"l2": 1.0, "time": "mean area", "times": 20}, "stats": {}}
+LINEAR: dict[str, Any] = {
+    "exchange": {},
+    "fedglm": {"l2": 1.0},
+    "fedcox": {"l2": 1.0, "time": "mean area", "times": 20},
+    "stats": {},
+}
 EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}
 THOROUGH = ("fedal", "fedmd-lf", "local", "fedavg", "gossip", "afind-plus", "proto-evfl", "split")
 """Methods that differ most in what they ask of an engine: these meet every engine."""
@@ -265,10 +270,9 @@ def test_the_loop_s_run_is_one_worth_comparing(method: str) -> None:
         assert not loop["ledger"]["entries"]
         return
     if registry()[method].family == "tables":
-        assert loop["ledger"]["entries"] and all(
-            len(state["shares" if method == "stats" else "beta" if method in LINEAR else "trees.root"])
-            for state in loop["states"].values()
-        )
+        learned = {"stats": "shares", "fedglm": "beta", "fedcox": "beta", "exchange": "models[0].linear.bias"}
+        name = learned.get(method, "trees.root")
+        assert loop["ledger"]["entries"] and all(len(state[name]) for state in loop["states"].values())
         return
     if "no network" in registry()[method].needs:
         assert loop["server"]["forests.0.root"].numel() == 3 * SMALL["lot"]

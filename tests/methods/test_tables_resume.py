@@ -24,7 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedcox": {"l2": 1.0, "time": "x0", "times": 20},
     "stats": {},
 }
-PAGES = sorted(name for name, method in registry().items() if method.family == "tables")
+PAGES = sorted(name for name, method in registry().items() if method.family == "tables" and name != "exchange")
+"""Pages of sums; exchange keeps models, and has one round."""
 
 
 def toy(name: str) -> Toy:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import time_ns
+from types import CoroutineType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,6 +35,8 @@ from fedloom.remote.rpc_errors import CallRefused
 from fedloom.remote.secure_sum import secure_sum
 
 _log = logging.getLogger("fedloom.net")
+STOPPING = 1.0
+"""Seconds that calls in progress have to end when the engine stops."""
 T = TypeVar("T")
 
 
@@ -271,9 +274,15 @@ class NetEngine(Engine):
     async def _end(self) -> None:
         await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        ours = {task for task in others if isinstance(task.get_coro(), CoroutineType)}
+        for task in ours:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*ours, return_exceptions=True)
+        if theirs := others - ours:  # gRPC prints a traceback for a call of its own that is cancelled
+            _, late = await asyncio.wait(theirs, timeout=STOPPING)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for work in the asyncio loop, from the thread that runs the rounds."""
