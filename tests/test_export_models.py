@@ -451,3 +451,11 @@ def test_a_model_goes_to_the_hub_and_back(
         pull("owner/none")
     with pytest.raises(CheckpointError, match=MODEL):
         push(tmp_path, "owner/none")
+
+
+def test_models_of_own_rows_have_no_folder(tmp_path: Path) -> None:
+    params = {"bins": 8, "depth": 2, "own": ["linear"]}
+    trained(tmp_path / "run", "fedboost", data={**DATA, "public_rows": 0}, rounds=1, params=params, models={})
+    found = export(tmp_path / "run")
+    assert not [*found.folder.iterdir()]
+    assert "mixes models of the owner's own rows (params.own)" in found.skipped["client-0"]

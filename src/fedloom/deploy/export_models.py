@@ -69,6 +69,9 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
     tried, shared, first = 0, _Shared(), None
     for i, name in enumerate(_folders(trained.names.values())):
         party = trained.party(i)
+        if getattr(party.cfg, "own", ()):
+            found.skipped[name] = "it mixes models of the owner's own rows (params.own), which have no folder"
+            continue
         if plan.contexts[i].network is None and tables.has_trees(party):
             tried = max(tried, _write_trees(plan, data, name, party, done, staging))
             found.names.append(name)
