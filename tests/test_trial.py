@@ -274,7 +274,7 @@ def test_owners_of_one_class_and_tiny_classes_are_told_so() -> None:
     trial = run_trial(Owners(replace(owners.data, y=y)), replace(QUICK, alone=("logistic", "forest")))
     decisions = [card.decision for card in trial.owners.values()]
     assert decisions[:2] == ["too few", "too few"] and "too few" not in decisions[2:]
-    assert "Too few rows: 1 of the rarest class" in str(trial)
+    assert "Too few rows: 1 of the rarest class" in str(trial) and "Too few rows: all are of one class" in str(trial)
 
 
 def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:

@@ -8,7 +8,7 @@ from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
-from fedloom.experiment.trial.decide import Decision
+from fedloom.experiment.trial.decide import FEWEST, Decision
 from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
@@ -280,7 +280,10 @@ def sentence(card: OwnerCard, metric: str) -> str:
         others = {"join": ", but others gain", "alone": ", and others gain nothing that is worth it"}
         others["same"] = ", and for others it makes no difference"
         told = f"{others[card.leaning]}: P(gain) {probability(card.p_gain)}" if card.leaning and card.p_gain else ""
-        return f"Too few rows: {card.fewest} of the rarest class; from 3 on something can be said{told}"
+        if card.fewest >= FEWEST:
+            return f"Too few rows: all are of one class; with {FEWEST} of another something can be said{told}"
+        rarest = "" if metric in ("rmse", "mae") else " of the rarest class"
+        return f"Too few rows: {card.fewest}{rarest}; from {FEWEST} on something can be said{told}"
     interval = (
         ""
         if card.low is None or card.high is None

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core import plain_models
-from fedloom.core.page import Party, Shape
-from fedloom.methods.tables.steps import arrays, kept, own_weight, tensors
+from fedloom.core.page import Shape
+from fedloom.methods.tables.steps import InContext, MixesOwn, arrays, kept, own_weight, tensors
 
 MAKERS: Final[Mapping[str, Callable[[int, bool], Any]]] = {
     "linear": plain_models.linear,
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 2**21
 """Pairs of a row and a tree that are in memory at once."""
 
 
-def mixed(party: Party[Any], outputs: Tensor, x: Tensor) -> Tensor:
+def mixed(party: MixesOwn, outputs: Tensor, x: Tensor) -> Tensor:
     """Logits (n, K), or standardized numbers (n, 1), of the joint model and the party's own ones together."""
     if not party.cfg.own:
         return outputs
@@ -45,7 +45,7 @@ def mixed(party: Party[Any], outputs: Tensor, x: Tensor) -> Tensor:
     return torch.log(p.clamp(min=LEAST)).float()
 
 
-def own_prediction(party: Party[Any], x: Tensor) -> np.ndarray:
+def own_prediction(party: MixesOwn, x: Tensor) -> np.ndarray:
     """The mean prediction of `own`: probabilities (n, K), or standardized numbers (n, 1), of raw rows x (n, ...)."""
     rows = columns(party, x)
     found: np.ndarray = np.mean([predicted(fitted(party, kind), rows, width(party)) for kind in party.cfg.own], axis=0)
@@ -55,7 +55,7 @@ def own_prediction(party: Party[Any], x: Tensor) -> np.ndarray:
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-def columns(party: Party[Any], x: Tensor) -> np.ndarray:
+def columns(party: InContext, x: Tensor) -> np.ndarray:
     """The columns (n, p) float32 of raw rows x (n, ...), filled and scaled by the party's own rows."""
     fill, mean, scale = kept(party.context, "own scales", "", lambda: _scales(_plain(party, party.context.rows.every)))
     plain = _plain(party, x)
@@ -63,12 +63,12 @@ def columns(party: Party[Any], x: Tensor) -> np.ndarray:
     return found.astype(np.float32)
 
 
-def count(party: Party[Any]) -> int:
+def count(party: InContext) -> int:
     """p, the number of columns."""
     return sum(len(words) or 1 for words in party.context.words) + len(party.context.words)
 
 
-def _plain(party: Party[Any], x: Tensor) -> np.ndarray:
+def _plain(party: InContext, x: Tensor) -> np.ndarray:
     raw = x.flatten(1).double().cpu().numpy()
     parts = [np.empty((len(raw), 0))]
     for values, words in zip(raw.T, party.context.words, strict=True):
@@ -89,7 +89,7 @@ def _scales(plain: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # -- models --------------------------------------------------------------------------------------------------------
 
 
-def width(party: Party[Any]) -> int:
+def width(party: InContext) -> int:
     """Predicted numbers of a row: K, or 1."""
     return 1 if party.context.target is not None else int(party.context.classes)
 
@@ -108,7 +108,7 @@ class _Constant:
         return np.tile(self._shares, (len(x), 1))
 
 
-def fitted(party: Party[Any], kind: str) -> tuple[Any, np.ndarray]:
+def fitted(party: InContext, kind: str) -> tuple[Any, np.ndarray]:
     """The party's own model of this kind, and the columns (p,) bool that vary at the party, which it reads."""
 
     def make() -> tuple[Any, np.ndarray]:

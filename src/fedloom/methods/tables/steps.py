@@ -65,7 +65,23 @@ class OwnModels(BaseModel):
         return self
 
 
-def own_weight(party: Party[Any]) -> float:
+class InContext(Protocol):
+    """A party, of which only the context is read."""
+
+    @property
+    def context(self) -> ClientContext:
+        """The party's context."""
+
+
+class MixesOwn(InContext, Protocol):
+    """A party that mixes the joint model with models of its own rows."""
+
+    @property
+    def cfg(self) -> OwnModels:
+        """The settings."""
+
+
+def own_weight(party: MixesOwn) -> float:
     """The weight of the party's own models in its predictions."""
     own, parties = party.cfg.own_weight, party.context.parties
     if not isinstance(own, tuple):
