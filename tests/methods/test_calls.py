@@ -16,7 +16,7 @@ import fedloom.methods
 from fedloom.core.engine import run_task
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.party import Party
-from fedloom.engines import local
+from fedloom.engines import joint, local
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run.execute import execute
 from fedloom.methods import registry
@@ -104,6 +104,7 @@ def test_a_run_calls_nothing_else(variant: str, monkeypatch: pytest.MonkeyPatch)
         return work(party, task, *rest)
 
     monkeypatch.setattr(local, "run_task", watched)
+    monkeypatch.setattr(joint, "run_task", watched)
     method, changes = VARIANTS[variant]
     values = run_of(method, "none").model_dump(mode="json")
     execute(check({"run": {**values, **changes, "faults": {}}}).run)
