@@ -35,9 +35,12 @@ from fedloom.experiment.trial.candidates import (
     default_methods,
     infeasible,
 )
+from fedloom.experiment.trial.decide import OwnerVerdict
+from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.folds import draw_folds, split
 from fedloom.experiment.trial.owners import standardized
 from fedloom.experiment.trial.predictions import PERSONAL, Recipe
+from fedloom.experiment.trial.result import card_of
 
 PAGE = Path(__file__).parents[1] / "examples" / "fedprox.py"
 """A method of a user."""
@@ -275,6 +278,24 @@ def test_owners_of_one_class_and_tiny_classes_are_told_so() -> None:
     decisions = [card.decision for card in trial.owners.values()]
     assert decisions[:2] == ["too few", "too few"] and "too few" not in decisions[2:]
     assert "Too few rows: 1 of the rarest class" in str(trial) and "Too few rows: all are of one class" in str(trial)
+
+
+def test_the_interval_of_an_auc_s_gain_ends_at_one() -> None:
+    y, folds = np.array([0] * 3 + [1] * 3), np.zeros((1, 6), int)
+    even, right = np.full((1, 6, 2), 0.5), np.eye(2)[y][None]
+    one = evidence("auc", y, even, right, folds)
+    verdict = OwnerVerdict("undecided", "", one.gain, -1.5, 1.03, 0.9, 0.8, 0.1)
+    more: dict[str, Any] = {
+        "method": "m",
+        "pooled": None,
+        "own_weight": None,
+        "partners": None,
+        "sent": 0,
+        "received": 0,
+    }
+    card, other = card_of(one, verdict, "auc", **more), card_of(one, verdict, "log loss", **more)
+    assert (card.low, card.high) == (-1.0, 1.0) and (other.low, other.high) == (-1.5, 1.03)
+    assert (card.gain, card.rows, card.decision) == (one.gain, one.rows, "undecided")
 
 
 def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:

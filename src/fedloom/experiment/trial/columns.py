@@ -8,6 +8,7 @@ fold the candidates, for alone and joint, that are best on other rows. The gain 
 that a partner has, and with several partners for each one beside the others. Rows count as in `evidence`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from fedloom.experiment.trial.decide import decide
 from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit
 from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS
-from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, metric_for
+from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, card_of, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 BOXES = ("logistic", "ridge", "forest", "boosting")
@@ -294,10 +295,6 @@ def _mean_of(boxes: Sequence[str]) -> str:
     return f"mean of {', '.join(boxes)}"
 
 
-def _plain(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
 def _card(
     metric: str,
     y: np.ndarray,
@@ -311,10 +308,8 @@ def _card(
 ) -> OwnerCard:
     one = evidence(metric, y, alone, joint, folds, unit=units, priors=priors)
     (verdict,) = decide([one], worth)
-    return OwnerCard(
-        decision=verdict.decision, by=verdict.by, method=f"{method} on all columns", rows=one.rows,
-        fewest=one.fewest, gain=_plain(one.gain), low=_plain(verdict.low), high=_plain(verdict.high),
-        alone=_plain(one.alone), federated=_plain(one.federated), pooled=_plain(one.federated),
-        p_gain=_plain(verdict.p_gain), p_worth=_plain(verdict.p_worth), p_same=_plain(verdict.p_same),
-        leaning=verdict.leaning, more_rows=verdict.more_rows, own_weight=None, partners=None, sent=0, received=0,
+    return card_of(
+        one, verdict, metric,
+        method=f"{method} on all columns", pooled=None if math.isnan(one.federated) else one.federated,
+        own_weight=None, partners=None, sent=0, received=0,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """The settings and the result of a trial."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -8,7 +9,8 @@ from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
-from fedloom.experiment.trial.decide import FEWEST, Decision
+from fedloom.experiment.trial.decide import FEWEST, Decision, OwnerVerdict
+from fedloom.experiment.trial.evidence import Evidence
 from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
@@ -129,6 +131,19 @@ class OwnerCard:
     partners: Partners | None
     sent: int
     received: int
+
+
+def card_of(one: Evidence, verdict: OwnerVerdict, metric: str, **more: Any) -> OwnerCard:
+    """The card of this evidence and verdict. The interval of a gain in AUC ends at -1 and 1."""
+    numbers = {
+        "gain": one.gain, "low": verdict.low, "high": verdict.high, "alone": one.alone, "federated": one.federated,
+        "p_gain": verdict.p_gain, "p_worth": verdict.p_worth, "p_same": verdict.p_same,
+    }  # fmt: skip
+    known: dict[str, Any] = {name: float(x) if math.isfinite(x) else None for name, x in numbers.items()}
+    if metric == "auc" and known["low"] is not None and known["high"] is not None:
+        known |= {"low": max(known["low"], -1.0), "high": min(known["high"], 1.0)}
+    told = {name: getattr(verdict, name) for name in ("decision", "by", "leaning", "more_rows")}
+    return OwnerCard(**{"rows": one.rows, "fewest": one.fewest, **told, **known, **more})
 
 
 @dataclass(frozen=True, repr=False)

@@ -39,7 +39,7 @@ from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.partners import Partners, losses, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
-from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, metric_for
+from fedloom.experiment.trial.result import TrialConfig, TrialResult, card_of, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 REPEATS = 3
@@ -448,23 +448,13 @@ class TrialRun:
         role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
         names, pooled = self.owners.names, self._pooled(best_alone)
         cards = {
-            name: OwnerCard(
-                decision=verdict.decision,
-                by=verdict.by,
+            name: card_of(
+                one,
+                verdict,
+                self.metric,
                 method=self.federated.label(best_of_all),
                 rows=one.rows if self.owners.order is None else len(self.owners.rows(i)),
-                fewest=one.fewest,
-                gain=_plain(one.gain),
-                low=_plain(verdict.low),
-                high=_plain(verdict.high),
-                alone=_plain(one.alone),
-                federated=_plain(one.federated),
                 pooled=pooled[i],
-                p_gain=_plain(verdict.p_gain),
-                p_worth=_plain(verdict.p_worth),
-                p_same=_plain(verdict.p_same),
-                leaning=verdict.leaning,
-                more_rows=verdict.more_rows,
                 own_weight=None if weights is None else float(weights[i]),
                 partners=partners[i],
                 sent=ledger.sent(f"{role}-{i}"),
