@@ -72,6 +72,14 @@ def test_two_files(backend: str, fedloom: Callable[..., str], tmp_path: Path) ->
     assert len(list(out.iterdir())) == 5  # nothing else, no drafts
 
 
+def test_a_note_on_ids_is_shown_and_not_kept(fedloom: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,x\n71001,1\n71002,2\n")
+    (tmp_path / "b.csv").write_text("id,y\n071001,1\n71002,2\n")
+    text = fedloom("a.csv", "b.csv", "--id", "id", "--out", "o")
+    assert "differ from one of a in writing only, such as '071001' and '71001'" in " ".join(text.split())
+    assert "71001" not in (tmp_path / "o" / "alignment.json").read_text()
+
+
 def test_three_files_of_many_rows(fedloom: Callable[..., str], tmp_path: Path) -> None:
     whom = {"a": range(0, 300), "b": range(100, 400), "c": range(399, 50, -1)}
     for name, people in whom.items():

@@ -80,8 +80,8 @@ def align_files(
         force: overwrite existing results.
 
     Returns:
-        The content of alignment.json: backend, counts and files of the parties, what each learned, and notes on ids
-        that differ in writing only, each with one example.
+        The content of alignment.json: backend, counts and files of the parties, and what each learned, no ids; besides,
+        `notes` on ids that differ in writing only, each with one example.
 
     Raises:
         ConfigError: the arguments are inconsistent, results exist already, or cannot be written.
@@ -103,7 +103,7 @@ def align_files(
     for table in tables:
         if _stamp(table.path) != table.seen:
             raise DataError(f"{table.path} changed while the ids were aligned; run the command again")
-    report = _report(found, tables, targets) | {"notes": near_misses([table.ids for table in tables], names)}
+    report = _report(found, tables, targets)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for table, rows, rest, (aligned, unaligned) in zip(tables, found.aligned, found.rest, targets, strict=True):
@@ -112,7 +112,7 @@ def align_files(
         write_json(folder / REPORT, report)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
-    return report
+    return report | {"notes": near_misses([table.ids for table in tables], names)}
 
 
 def read(path: Path, column: str) -> Table:
