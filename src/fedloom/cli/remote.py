@@ -268,7 +268,7 @@ def brief(names: Sequence[str]) -> str:
 
 
 def _log_as(how: str) -> None:
-    from fedloom.remote.node import logs
+    from fedloom.core import logs
 
     if how not in ("text", "json"):
         raise ConfigError(f"--log-format must be text or json, not {how!r}")

@@ -12,6 +12,7 @@ from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.paths import refuse_file
 from fedloom.engines import Engine, Lost
+from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.run.engine import Backend, local_backend
@@ -48,7 +49,7 @@ def execute(
         CheckpointError: the folder's checkpoints are corrupt or belong to another run.
         Stopped: see `stop`.
     """
-    with one_thread():
+    with one_thread(), repeatable(run.engine.device):
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
