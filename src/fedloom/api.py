@@ -373,7 +373,13 @@ def _pandas() -> Any:
 
 class RunSettings(TypedDict, total=False):
     """The settings that `run` and `compare` take as keywords, beside their own arguments: those of a run, and those of
-    its data. `fedloom list settings` and the settings page describe each."""
+    its data. `fedloom list settings` and the settings page describe each.
+
+    Example:
+        >>> small: RunSettings = {"iterations": 5, "clients": 3, "models": "mlp"}
+        >>> run("fedmd", **small).summary["clients"]
+        3
+    """
 
     name: str
     preset: str

@@ -121,8 +121,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
         >>> model = FederatedClassifier(iterations=20).fit(X, y, groups=np.arange(150) % 3)
-        >>> model.predict_proba(X[:2]).shape
-        (2, 3)
+        >>> model.predict_proba(X[:2]).shape, model.predict(X[:2]).shape
+        ((2, 3), (2,))
 
     Args:
         method: a horizontal method: its name or page.

@@ -83,6 +83,11 @@ def export(
         ConfigError: folders already exist, or the models are at nodes.
         CheckpointError: the run has no valid checkpoint, or a folder does not predict as the run did.
         FedloomError: the run cannot be rebuilt.
+
+    Example:
+        >>> done = export("runs/digits", "models")
+        >>> [*done.sizes]
+        ['client-0', 'client-1', 'server']
     """
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
     plan = build(_config(run, trust))

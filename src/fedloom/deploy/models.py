@@ -145,6 +145,10 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
     Raises:
         CheckpointError: the folder is incomplete, altered, or invalid.
         ConfigError: it needs a `network.py` that is not in `trust`.
+
+    Example:
+        >>> load_model("models/server").predict(np.zeros((3, 1, 8, 8), np.uint8)).shape  # of digits
+        (3, 10)
     """
     path = Path(folder)
     manifest = read_model(path)

@@ -95,6 +95,11 @@ def metric_for(config: TrialConfig, classes: int) -> MetricName:
 class OwnerCard:
     """The answer for one owner.
 
+    Example:
+        >>> card = told.owners["a"]
+        >>> card.decision in ("join", "alone", "same", "undecided", "too few"), card.rows
+        (True, 60)
+
     Attributes:
         decision: "join", "alone", "same", "undecided" or "too few".
         by: "own" if the owner's own rows decided, "all" if all owners together; "" if nothing is decided.
@@ -148,7 +153,11 @@ def card_of(one: Evidence, verdict: OwnerVerdict, metric: str, **more: Any) -> O
 
 @dataclass(frozen=True, repr=False)
 class TrialResult:
-    """The result of a trial.
+    """The result of a trial. It prints a line for each owner, and is a card in a notebook.
+
+    Example:
+        >>> [*told.owners], told.metric, told.folds
+        (['a', 'b'], 'auc', 4)
 
     Attributes:
         owners: each owner's card.
