@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ca
 import numpy as np
 from torch import nn
 
-from fedloom.core.cards import html_card, latex_table
+from fedloom.core.cards import FIT, html_card, latex_table
 from fedloom.core.errors import ConfigError, DataError, FedloomError
 from fedloom.core.method import Method
 from fedloom.experiment.config import objects
@@ -187,15 +187,20 @@ class Result:
         return _pandas().DataFrame(rows, columns=[*(["Table"] if len(alike) > 1 else []), *columns])
 
     def to_latex(self) -> str:
-        """What the server has learned, or else the final measurements of the clients, as a LaTeX table (package
-        booktabs).
+        """What the server has learned, or else the clients with their first measurements, as a LaTeX table (package
+        booktabs). `clients` has all measurements.
 
         Example:
-            >>> result.to_latex().splitlines()[1]
-            '  \\\\toprule'
+            >>> result.to_latex().splitlines()[0]
+            '% needs \\\\usepackage{booktabs}'
         """
-        frame = self.to_frame() if self.summary.get("learned") else self.clients
-        return latex_table([*frame.columns], frame.to_numpy().tolist())
+        if self.summary.get("learned"):
+            frame = self.to_frame()
+        else:
+            frame = self.clients if self.clients["unseen"].any() else self.clients.drop(columns="unseen")
+            frame = frame[frame.columns[:FIT]]
+        heads = [name.replace("auc", "AUC") for name in frame.columns]
+        return latex_table([name[0].upper() + name[1:] for name in heads], frame.to_numpy(object).tolist())
 
     def plot(self) -> Figure:
         """The accuracy by iteration, as a matplotlib Figure.

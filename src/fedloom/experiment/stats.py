@@ -67,7 +67,7 @@ class Stats:
             >>> found.to_latex().count("tabular")
             4
         """
-        return "\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+        return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
 
     def _repr_html_(self) -> str:
         head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"
