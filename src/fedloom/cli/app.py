@@ -92,7 +92,7 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
-    from fedloom.remote.node.logs import TextFormatter
+    from fedloom.core.log_lines import TextFormatter
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
