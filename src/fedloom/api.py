@@ -24,7 +24,7 @@ import numpy as np
 from torch import nn
 
 from fedloom.core.cards import FIT, html_card, latex_table
-from fedloom.core.errors import ConfigError, DataError, FedloomError
+from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.method import Method
 from fedloom.experiment.config import objects
 from fedloom.experiment.config.data import DataConfig
@@ -151,6 +151,10 @@ class Result:
             >>> result.clients["client"].tolist()
             ['client-0', 'client-1', 'client-2']
         """
+        return _pandas().DataFrame(self._client_rows())
+
+    def _client_rows(self) -> list[dict[str, Any]]:
+        """See `clients`."""
         last = max((row[0] for row in self.rows), default=0)
         stage = self.rows[-1][2] if self.rows else ""
         found = [
@@ -163,7 +167,7 @@ class Result:
                 places[party][metric] = value
         for entry in found:
             entry["client"] = self._trained.names[str(entry["client"])]
-        return _pandas().DataFrame(found)
+        return found
 
     def to_frame(self) -> pandas.DataFrame:
         """What the server has learned: the coefficients of a linear model with standard errors, p-values and intervals,
@@ -178,13 +182,18 @@ class Result:
         Raises:
             ConfigError: the method reports no table.
         """
+        columns, rows = self._learned()
+        return _pandas().DataFrame(rows, columns=columns)
+
+    def _learned(self) -> tuple[list[str], list[list[Any]]]:
+        """Columns and rows of `to_frame`."""
         tables = self.summary.get("learned", [])
         if not tables:
             raise ConfigError(f"{self.summary['method']} reports no table of what it has learned: see result.clients")
         columns = tables[0]["columns"]
         alike = [table for table in tables if table["columns"] == columns]
         rows = [[*([table["title"]] if len(alike) > 1 else []), *row] for table in alike for row in table["rows"]]
-        return _pandas().DataFrame(rows, columns=[*(["Table"] if len(alike) > 1 else []), *columns])
+        return [*(["Table"] if len(alike) > 1 else []), *columns], rows
 
     def to_latex(self) -> str:
         """What the server has learned, or else the clients with their first measurements, as a LaTeX table (package
@@ -195,12 +204,14 @@ class Result:
             '% needs \\\\usepackage{booktabs}'
         """
         if self.summary.get("learned"):
-            frame = self.to_frame()
-        else:
-            frame = self.clients if self.clients["unseen"].any() else self.clients.drop(columns="unseen")
-            frame = frame[frame.columns[:FIT]]
-        heads = [name.replace("auc", "AUC") for name in frame.columns]
-        return latex_table([name[0].upper() + name[1:] for name in heads], frame.to_numpy(object).tolist())
+            return latex_table(*self._learned())
+        clients = self._client_rows()
+        left_out = () if any(client["unseen"] for client in clients) else ("unseen",)
+        columns = [
+            name for name in dict.fromkeys(name for client in clients for name in client) if name not in left_out
+        ]
+        heads = [name[0].upper() + name[1:].replace("auc", "AUC") for name in columns[:FIT]]
+        return latex_table(heads, [[client.get(name) for name in columns[:FIT]] for client in clients])
 
     def plot(self) -> Figure:
         """The accuracy by iteration, as a matplotlib Figure.
@@ -285,6 +296,9 @@ class CompareResult(dict[str, Any]):
         >>> found.to_frame()["method"].tolist()
         ['fedmd', 'local']
     """
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"a comparison has no {key!r}.{did_you_mean(str(key), self)}")
 
     def __repr__(self) -> str:
         from fedloom.report.results import conclusion
@@ -502,6 +516,8 @@ def run(
     """
     if isinstance(config, list | tuple):
         raise ConfigError(f"run takes one method: to compare {len(config)}, use fedloom.compare({list(config)!r})")
+    if not isinstance(config, str | Path | RunConfig | Method):
+        raise ConfigError(f"run takes the name or file of a method, a Method or a RunConfig, not {_kind(config)}")
     given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(config, Method):
         config = check({"run": {"method": objects.method_name(config), "name": config.name, **given}}).run
@@ -567,6 +583,8 @@ def compare(
                 f"[{str(methods)!r}, 'local']"
             )
         run_values, compared = config.run.model_dump(), config.compare.model_dump()
+    elif not isinstance(methods, list | tuple):
+        raise ConfigError(f"methods must be a list, such as ['fedal', 'local'], or a name, not {_kind(methods)}")
     else:
         run_values, compared = given, {"methods": [_entry(method) for method in methods]}
     experiment = check(
@@ -589,6 +607,8 @@ def compare(
 @contextlib.contextmanager
 def _shown(progress: Progress, runs: int) -> Iterator[Callable[[Status], None] | None]:
     """What is called after each round: for True, a bar over the rounds of all runs, in a terminal or a notebook."""
+    if progress is not None and not callable(progress) and not isinstance(progress, bool):
+        raise ConfigError(f"progress must be True, or a function of the state after a round, not {progress!r}")
     if not isinstance(progress, bool):
         yield progress
         return
@@ -620,7 +640,14 @@ def _entry(method: str | Method | Mapping[str, Any]) -> str | dict[str, Any]:
         return {"method": objects.method_name(method), "name": method.name}
     if isinstance(method, Mapping) and isinstance(held := method.get("method"), Method):
         return {"name": held.name, **method, "method": objects.method_name(held)}
-    return method if isinstance(method, str) else dict(method)
+    if not isinstance(method, str | Path | Mapping):
+        raise ConfigError(f"an entry of methods is a name, a file, a Method or a mapping, not {_kind(method)}")
+    return dict(method) if isinstance(method, Mapping) else str(method)
+
+
+def _kind(value: object) -> str:
+    """A value in an error: a class by its name, others by their kind."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _named(

@@ -182,7 +182,7 @@ def _config(run: Path, trust: Collection[str]) -> RunConfig:
     path = run / "config.toml"
     if not path.is_file():
         inside = sorted(str(found.parent) for found in run.glob("*/config.toml"))
-        hint = f"choose one of: {', '.join(inside[:8])}" if inside else "create one with fedloom run … --out"
+        hint = f"choose one of: {', '.join(inside[:8])}" if inside else "name the folder that a run wrote"
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml; {hint}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

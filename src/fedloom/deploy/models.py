@@ -179,6 +179,10 @@ def read_model(folder: Path) -> ModelManifest:
         CheckpointError: it is missing or invalid.
     """
     path = folder / MODEL
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {MODEL}: name the folder of one model, such as models/server of an export"
+        )
     with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
             raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")

@@ -129,6 +129,8 @@ def stats(
     Raises:
         DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.
     """
+    if not (group is None or isinstance(group, str)):
+        raise DataError("Statistics need the owners in a column: give a data frame, and the column's name as group.")
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
         decimal=decimal, missing_columns="allow",

@@ -16,6 +16,7 @@ def in_python(text: str) -> str:
     text = _SETTING.sub(lambda found: argument(found[1], _literal(found[2])), text)
     for option, name in OPTIONS.items():
         text = re.sub(rf"{option}(?![\w-])", name, text)
+    text = text.replace("must be a table", "must be a mapping, such as {'name': value}")
     return re.sub(r"fedloom run (\w+) (\w+=\S+)", r"fedloom.run('\1', \2)", text)
 
 

@@ -63,6 +63,9 @@ class TrialConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field, names in (("methods", self.methods), ("networks", self.networks), ("alone", self.alone)):
+            if isinstance(names, str):
+                raise ConfigError(f"{field} must be a list, such as [{names!r}], not {names!r}")
         unknown = next((name for name in self.alone or () if name not in BLACK_BOXES), "")
         for valid, text in (
             (self.repeats is None or self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}"),
