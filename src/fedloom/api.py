@@ -35,7 +35,7 @@ from fedloom.experiment.run import execute as runs
 from fedloom.experiment.run.compare import execute_all
 from fedloom.experiment.run.engine import Backend, local_backend
 from fedloom.experiment.run.execute import RunResult, Status, Stopped, settle
-from fedloom.experiment.run.metrics import GLOBAL, SCORES, in_words
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, four_digits, in_words
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.experiment.run.trained import TrainedModels
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
+MOST_SHOWN = 20
+"""Rows of a table in the card of a result."""
 OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal", "encode", "missing_columns")
 """Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
@@ -226,7 +228,10 @@ class Result:
 
     def _repr_html_(self) -> str:
         head, *lines = repr(self).splitlines()
-        return html_card(head, [line.strip() for line in lines])
+        columns, rows = self._learned() if self.summary.get("learned") else ([], [])
+        shown = [[four_digits(c) if isinstance(c, float) else "" if c is None else str(c) for c in row] for row in rows]
+        more = [f"the first {MOST_SHOWN} of {len(rows)} rows:"] if len(rows) > MOST_SHOWN else []
+        return html_card(head, [*(line.strip() for line in lines), *more], columns, shown[:MOST_SHOWN])
 
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.

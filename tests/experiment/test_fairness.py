@@ -17,6 +17,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.plan.reading import seeds_from, seeds_of
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import paper
+from fedloom.report.quick import comparison_card
 from fedloom.report.results import verdict
 from tests.command import Done
 from tests.command import fedloom as command
@@ -47,6 +48,9 @@ def test_equal_rounds_of_unequal_steps_stand_in_the_headline_with_the_numbers(by
     assert found is not None and not found.decided
     assert found.text.startswith("Not an equal comparison (local steps of a client: fedal 10, fedmd 2, local 10): ")
     assert '{ method = "fedmd", rounds = 10 }' in by_rounds.remarks[0]
+    card = comparison_card(by_rounds, found.text)
+    assert "give methods=[{ &quot;method&quot;: &quot;fedal&quot;" in card
+    assert '<td style="text-align:left">fedmd</td><td style="text-align:right">' in card
 
 
 def test_rounds_of_an_entry_make_the_steps_equal() -> None:

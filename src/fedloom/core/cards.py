@@ -35,11 +35,12 @@ _CAPITALS: Final = ("GAMMA", "DELTA", "THETA", "LAMDA", "XI", "PI", "SIGMA", "UP
 
 
 def html_card(head: str, lines: Sequence[str], columns: Sequence[str] = (), rows: Sequence[Sequence[str]] = ()) -> str:
-    """A card with a heading, lines of text and a table; texts are escaped."""
+    """A card with a heading, lines of text and a table, with words at the left; texts are escaped."""
     parts = [f'<div style="{_STYLE}"><strong>{escape(head)}</strong>']
     parts += [f'<div style="margin-top:.3em">{escape(line)}</div>' for line in lines]
     if rows:
-        side = ["left", *["right"] * (len(columns) - 1)]
+        words = [all(not row[n] or row[n][0].isalpha() for row in rows) for n in range(len(columns))]
+        side = ["left" if n == 0 or word else "right" for n, word in enumerate(words)]
         headings = "".join(f'<th style="text-align:{s}">{escape(c)}</th>' for s, c in zip(side, columns, strict=True))
         body = "".join(
             "<tr>"
