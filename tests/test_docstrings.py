@@ -113,6 +113,11 @@ def public() -> dict[str, Any]:
     return {name: one for name, one in found.items() if name[0] != "_" and callable(one) and inspect.getdoc(one)}
 
 
+def test_every_public_name_is_on_the_api_page() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    assert not [n for n in fedloom.__all__ if n[0] != "_" and n != "FedloomError" and f":: fedloom.{n}\n" not in page]
+
+
 def has_example(one: object) -> bool:
     return ">>>" in (inspect.getdoc(one) or "")
 

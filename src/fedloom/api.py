@@ -574,10 +574,11 @@ def compare(
         seeds: a number of seeds, such as 5 for 0 to 4, or a list of them: one run for each method and seed. None for
             those of the comparison, or 0.
         tune: first choose the learning rate of each method on validation rows, with equal effort for all.
-        data, test, label, group, models, pretrained, out, resume, progress, trust, **settings: see `run`.
+
+    All further arguments are those of `run`.
 
     Raises:
-        FedloomError: see `run`.
+        FedloomError: the config, an object or a checkpoint is invalid.
     """
     given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(methods, str | Path):

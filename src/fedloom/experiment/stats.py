@@ -33,7 +33,11 @@ FEWEST = 3
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Sums over owners, as tables.
+    """Sums over owners, as tables: the result of `stats`, and a card in a notebook.
+
+    Example:
+        >>> found.owners, [table.title for table in found.tables]  # of the example of `stats`
+        (('a', 'b', 'c'), ['Numbers', 'Words'])
 
     Attributes:
         tables: numbers, then words and classes, as far as there are any.
