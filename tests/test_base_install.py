@@ -67,5 +67,5 @@ def test_a_run_and_its_export_need_no_extra(tmp_path: Path) -> None:
 def test_what_needs_an_extra_names_it(words: tuple[str, ...], extra: str, tmp_path: Path) -> None:
     done = fedloom(*words, at=tmp_path)
     assert done.returncode == 2
-    assert f"pip install 'fedloom[{extra}]'" in " ".join(done.stderr.split())
+    assert f"pip install -e '.[{extra}]'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -268,7 +268,7 @@ def brief(names: Sequence[str]) -> str:
 
 
 def _log_as(how: str) -> None:
-    from fedloom.core import logs
+    from fedloom.remote.node import logs
 
     if how not in ("text", "json"):
         raise ConfigError(f"--log-format must be text or json, not {how!r}")
@@ -281,4 +281,4 @@ def _net(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise EngineError(f"this needs an extra ({error}): pip install 'fedloom[net]'") from None
+        raise EngineError(f"this needs an extra ({error}): pip install -e '.[net]'") from None

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.paths import refuse_file
+from fedloom.core.paths import locked, refuse_file
 from fedloom.engines import Engine, Lost
 from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.run import RunConfig
@@ -53,7 +53,7 @@ def execute(
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
-        with place.start(plan) as engine:
+        with place.start(plan) as engine, alone_in(folder):
             if not engine.remote:  # remote parties are checked when they connect
                 _repeat_if_lost(lambda: agree(engine, plan.data.public_digest))
             session = Session(plan, engine, folder)
@@ -61,6 +61,27 @@ def execute(
             session.record.spend("setup", perf_counter() - started)
             with session.live.reporting(session.done):
                 return session.go(progress or (lambda _: None), stop, keep_models)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path | None) -> Iterator[None]:
+    """A context in which no other process runs in this folder.
+
+    Raises:
+        ConfigError: another one does.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / ".running"
+    with locked(file) as free:
+        if not free:
+            raise ConfigError(f"another process is running in {folder}: wait until it ends, or choose another --out")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def _repeat_if_lost(work: Callable[[], None]) -> None:
