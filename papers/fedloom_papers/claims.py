@@ -141,7 +141,7 @@ class ClaimTest:
         self.cells = _cells_of(self.parts)
         self.effects = self._printed()
         columns = {column for _, column in self.cells}
-        # What is sent until an accuracy is reached depends on what a method learns; bytes of messages do not, nor on data.
+        # What is sent until an accuracy is reached depends on what a method learns. Bytes do not, nor on the data.
         self.fact = self.metric.exact and not self.metric.cost
         self.stand_in = found.stands_in(columns) and not (self.fact and self.metric.metric.name.startswith("bytes"))
         known = [effect for effect in self.effects if effect is not None]
