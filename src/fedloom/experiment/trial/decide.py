@@ -41,8 +41,6 @@ SHARING = 3
 """Owners below which own rows decide alone."""
 LIKELY = 0.8
 """The probability from which an undecided owner is said to lean."""
-NARROWER = 0.9
-"""What another repeat may narrow standard errors to, at most."""
 MOST = 100
 """Beyond so many times the rows, "more rows" is no advice."""
 
@@ -156,8 +154,11 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
 
 
 def worth_repeating(owners: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], worth: float) -> bool:
-    """Whether another repeat may decide for an owner that is undecided: with standard errors times `NARROWER`."""
-    hoped = decide(owners, worth, errors_times=NARROWER)
+    """Whether another repeat may decide for an owner that is undecided. It narrows standard errors at most as if all
+    variance were that of pairs of rows, which repeats lower by little: see `evidence`."""
+    now = owners[0].pairs_count
+    then = replace(owners[0], repeats=owners[0].repeats + 1).pairs_count
+    hoped = decide(owners, worth, errors_times=math.sqrt(then / now) if now else 1.0)
     pairs = zip(verdicts, hoped, strict=True)
     return any(now.decision == "undecided" and then.decision != "undecided" for now, then in pairs)
 
