@@ -1,6 +1,6 @@
 """How often a trial's decisions are right: simulated federations whose true gains are known.
 
-    python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE]
+    python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE] [--advice]
 
 Each federation is drawn from one of fourteen designs, with 2, 4, 6, 12 and 20 owners in turn. Linear models are trained
 in up to 3 repeats of 4 folds, as `fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the
@@ -31,6 +31,8 @@ from fedloom.experiment.trial.run import FEWEST_REPEATS
 
 REPEATS, FOLDS, WINDOWS, FRESH, WORTH, ALPHA = 3, 4, 10, 20_000, 0.01, 0.025
 OWNERS, MANY_OWNERS = (2, 4, 6, 12, 20), (50, 100)
+MOST_ROWS = 2_000
+"""Of an owner that is simulated again with more rows."""
 BANDS = ((-np.inf, 0.0), (0.0, 0.01), (0.01, 0.03), (0.03, np.inf))
 BAND_NAMES = ("≤ 0", "0 to .01", ".01 to .03", "≥ .03")
 
@@ -184,6 +186,18 @@ def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
     return [Outcome(v.decision, v.gain, v.low, v.high, *rest) for v, *rest in numbers]
 
 
+def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
+    """Whether two undecided owners of a federation, at most, are decided with as many rows as they were told."""
+    found = evidence_of(design, score, seed, number)[0][FEWEST_REPEATS - 1]
+    told = [
+        (i, one.more_rows)
+        for i, one in enumerate(decide(found, WORTH))
+        if one.decision == "undecided" and one.more_rows is not None and one.more_rows <= MOST_ROWS
+    ]
+    again = [evidence_of(design, score, seed, number, rows_of)[0][FEWEST_REPEATS - 1] for rows_of in told[:2]]
+    return [decide(then, WORTH)[i].decision != "undecided" for then, (i, _) in zip(again, told, strict=False)]
+
+
 def powers(found: list[Evidence], true: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The power (N,) of the best tests of no gain by own rows, and by those of all owners: see the module."""
     from scipy import stats
@@ -199,13 +213,16 @@ def powers(found: list[Evidence], true: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def evidence_of(
-    design: str, score: str, seed: int, number: int
+    design: str, score: str, seed: int, number: int, rows_of: tuple[int, int] | None = None
 ) -> tuple[list[list[Evidence]], list[np.ndarray], np.ndarray]:
     """After each repeat the evidence of each owner of one federation, and the true gains (N,); and those of the model
-    of all rows with a weight for each owner, in the first repeat."""
+    of all rows with a weight for each owner, in the first repeat. `rows_of` has the number of an owner, and rows that
+    it has in place of those of the design."""
     rng = np.random.default_rng([seed, DESIGNS.index(design), number])
     numbers = MANY_OWNERS if design == "many owners" else OWNERS
     world = federation(design, numbers[number % len(numbers)], rng)
+    if rows_of is not None:
+        world.sizes[rows_of[0]] = rows_of[1]
     rows, fresh, count = [], [], FRESH if len(world.sizes) <= 20 else FRESH // 5
     for i, n in enumerate(world.sizes):
         x, signal, unit = world.draw(i, int(n), rng)
@@ -217,7 +234,7 @@ def evidence_of(
     folds = [np.zeros((repeats, len(y)), np.int64) for _, y, _ in rows]
     # of each owner's rows (3, C, n, ...): alone, by the model of all rows, by the mean of all owners' models
     shown = [np.zeros((3, repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
-    new = {}  # (c, k, i): the same of fresh rows
+    new: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}  # (c, k, i): the same of fresh rows
     windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y, _ in rows]  # the later half
     fresh_windows = np.arange(count) * 2 * WINDOWS // count - WINDOWS
     for c in range(repeats):
@@ -342,7 +359,15 @@ def main() -> None:
     parser.add_argument("--scores", nargs="+", default=["auc", "rmse"])
     parser.add_argument("--designs", nargs="+", default=list(DESIGNS), choices=DESIGNS)
     parser.add_argument("--out", type=Path, help="a JSON file for the decisions, written after each design")
+    parser.add_argument(
+        "--advice", action="store_true", help="only: do the rows that undecided owners are told decide?"
+    )
     args = parser.parse_args()
+    if args.advice:
+        for score in args.scores:
+            right = [one for of in args.designs for n in range(args.sets) for one in advised(of, score, args.seed, n)]
+            print(f"{score}: {sum(right)} of {len(right)} owners are decided with the rows that they are told")
+        return
     kept: dict[str, dict[str, list[dict[str, object]]]] = {}
     for score in args.scores:
         results: dict[str, list[Outcome]] = {}

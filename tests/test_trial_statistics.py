@@ -11,7 +11,7 @@ from fedloom.experiment.trial.choice import best
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions, scores_of
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
-from fedloom.experiment.trial.sharing import share
+from fedloom.experiment.trial.sharing import COMMON, share
 
 METRICS = (*CLASS_SCORES, *NUMBER_SCORES)
 
@@ -231,9 +231,13 @@ def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
 
 def test_an_undecided_owner_hears_how_many_rows_would_decide() -> None:
     (found,) = decide([of(0.02, 0.02, rows=100)], 0.01)
-    assert found.decision == "undecided" and found.more_rows is not None and 300 < found.more_rows < 600
-    (again,) = decide([of(0.02, 0.02 / np.sqrt(found.more_rows / 100), rows=found.more_rows)], 0.01)
-    assert again.decision == "join"
+    assert found.decision == "undecided" and found.more_rows is not None
+    rng, decided = np.random.default_rng(0), []
+    prior, error = 1 / (1 / 0.02**2 + 1 / COMMON**2), 0.02 * np.sqrt(100 / found.more_rows)
+    for gain in rng.normal(0.02, np.sqrt(prior), 200):  # the gain is known by 100 rows and the prior; then new rows
+        (again,) = decide([of(gain + error * rng.normal(), error, rows=found.more_rows)], 0.01)
+        decided.append(again.decision != "undecided")
+    assert 0.7 < np.mean(decided) < 0.9
     assert decide([of(0.005, 0.5)], 0.01)[0].more_rows is None
 
 
