@@ -5,8 +5,8 @@
 Each federation is drawn from one of fourteen designs, with 2, 4, 6, 12 and 20 owners in turn. Linear models are trained
 in up to 3 repeats of 4 folds, as `fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the
 mean of all owners' models; the latter two also mixed with the own model, half and half, and by weights of the owners.
-The true gain of an owner is that of the very models, on 20,000 fresh rows of its own, 4,000 with more than 20 owners;
-of a window of time, on those of that window. The table counts decisions by true gain, for each design.
+The true gain of an owner is that of the very models, on 30 fresh rows for each of its own; of a window of time, on
+those of that window. The table counts decisions by true gain, for each design.
 
 Beside the owners that join stands how many could, of those whose true gain is 0.03 or more: the power of tests on the
 2.5 % level that know each standard error s. By own rows P(z > 1.96 - g / s), as no rule has that joins as seldom where
@@ -29,7 +29,9 @@ from fedloom.experiment.trial.evidence import Evidence, evidence, standard_error
 from fedloom.experiment.trial.partners import losses
 from fedloom.experiment.trial.run import FEWEST_REPEATS
 
-REPEATS, FOLDS, WINDOWS, FRESH, WORTH, ALPHA = 3, 4, 10, 20_000, 0.01, 0.025
+REPEATS, FOLDS, WINDOWS, WORTH, ALPHA = 3, 4, 10, 0.01, 0.025
+FRESH, LEAST_FRESH = 30, 2_000
+"""Fresh rows for each row of an owner, so that its true gain has a thirtieth of the estimate's variance; at least."""
 OWNERS, MANY_OWNERS = (2, 4, 6, 12, 20), (50, 100)
 MOST_ROWS = 2_000
 """Of an owner that is simulated again with more rows."""
@@ -223,11 +225,11 @@ def evidence_of(
     world = federation(design, numbers[number % len(numbers)], rng)
     if rows_of is not None:
         world.sizes[rows_of[0]] = rows_of[1]
-    rows, fresh, count = [], [], FRESH if len(world.sizes) <= 20 else FRESH // 5
+    rows, fresh = [], []
     for i, n in enumerate(world.sizes):
         x, signal, unit = world.draw(i, int(n), rng)
         rows.append((x, labels(score, signal, world.intercept, rng), unit))
-        x, signal, _ = world.draw(i, count, rng)
+        x, signal, _ = world.draw(i, max(FRESH * int(n), LEAST_FRESH), rng)
         fresh.append((x, labels(score, signal, world.intercept, rng)))
     repeats, K = (1, WINDOWS) if world.ordered else (REPEATS, FOLDS)
     owners = range(len(rows))
@@ -236,7 +238,7 @@ def evidence_of(
     shown = [np.zeros((3, repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
     new: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}  # (c, k, i): the same of fresh rows
     windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y, _ in rows]  # the later half
-    fresh_windows = np.arange(count) * 2 * WINDOWS // count - WINDOWS
+    fresh_windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y in fresh]
     for c in range(repeats):
         for i, (_, y, unit) in enumerate(rows):
             folds[i][c] = windows[i] if world.ordered else folds_of(world, y, unit, rng)
@@ -246,7 +248,7 @@ def evidence_of(
             everyone = fit(score, np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]))
             own = [fit(score, x, y) for x, y in parts]
             for i, (x, _, _) in enumerate(rows):
-                test, late = folds[i][c] == k, fresh_windows == k if world.ordered else slice(None)
+                test, late = folds[i][c] == k, fresh_windows[i] == k if world.ordered else slice(None)
                 for z, into in ((x[test], None), (fresh[i][0][late], new)):
                     of_all = sum(predict(score, z, beta) for beta in own) / len(own)
                     three = np.stack([predict(score, z, own[i]), predict(score, z, everyone), of_all])

@@ -185,5 +185,5 @@ def _rows(rows: int, error: float, mean: float, deviation: float, worth: float) 
         then = error / math.sqrt(factor)
         shown = stats.norm.cdf(gains / then - least) + stats.norm.cdf((worth - gains) / then - least)
         if np.minimum(shown, 1.0).mean() >= LIKELY:
-            return math.ceil(rows * factor)
+            return math.ceil(rows * float(factor))
     return None
