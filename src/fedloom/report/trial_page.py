@@ -168,8 +168,8 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     plot = Figure(
         f"Gain in {metric}: {'joint' if result.by_columns else 'federated'} minus alone",
         _forest_plot(result),
-        caption=f"The gain{'' if result.by_columns else ' by own rows'} and its 95 % interval. Dashed: the smallest gain "
-        f"that is worth it, {result.worth:g}.",
+        caption=f"The gain{'' if result.by_columns else ' by own rows'} and its 95 % interval. Dashed: the smallest "
+        f"gain that is worth it, {result.worth:g}.",
         wide=True,
     )
     columns = ("people", "decision", "next", "rows", "alone", "joint")
