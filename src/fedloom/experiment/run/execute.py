@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from fedloom.core.black_box import libraries_on_one_thread
 from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.paths import locked, refuse_file
@@ -111,12 +112,12 @@ def agree(engine: Engine, digest: str) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread in torch, and restore its generator on exit. More threads are slower for small networks, and
-    their sums are not repeatable."""
+    """Use one thread in torch and NumPy, and restore torch's generator on exit. More threads are slower for small
+    networks and matrices, much so on a busy machine, and their sums are not repeatable."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), libraries_on_one_thread():
             yield
     finally:
         torch.set_num_threads(before)
