@@ -13,15 +13,13 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words, refuse_names
-from fedloom.data.grammar import PLAIN, Grammar, in_order, plain_name
+from fedloom.data.grammar import MOST_NUMBERS, PLAIN, Grammar, in_order, plain_name
 
 MISSING = "?"
 """The category of missing text."""
 MOST_COLUMNS = 100_000
 SHOWN = 5
 """Number of rows that an error names."""
-MOST_NUMBERS = 20
-"""Different numbers of a column beyond which they are no codes: a label is then a number to predict."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
 _SEPARATORS = "\t;|,"  # of signs that are equally often, the first: a comma may be part of a name
