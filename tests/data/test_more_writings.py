@@ -84,6 +84,28 @@ def test_a_csv_file_of_several_that_were_put_together(tmp_path: Path) -> None:
         read_csv(file)
 
 
+def test_features_that_tell_label_or_owner_get_a_note() -> None:
+    sites = ["A", "B"] * 20
+    for cells, note in ((["one" if y == "a" else "two" for y in PLAIN["y"]], "'z' tells the label of every row"),
+                        ([5 if site == "A" else 7 for site in sites], "'z' tells the owner of every row"),
+                        (PLAIN["x"], "Columns 'x' and 'z' are equal")):  # fmt: skip
+        data = read_data({**PLAIN, "z": cells, "site": sites}, label="y", group="site")
+        assert [*data.notes] == [found for found in data.notes if note in found] != []
+    numbers = [row / 7 for row in ROWS]
+    leak = read_data({"x": numbers, "z": [row % 7 for row in ROWS], "y": numbers}, label="y").notes
+    assert leak == ("Column 'x' tells the label of every row: drop it if it is known only later.",)
+
+
+def test_a_file_without_a_header_gets_a_note(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "".join(f"{x},{'uv'[row % 2]},{PLAIN['y'][row]}\n" for row, x in enumerate(PLAIN["x"]))
+    )
+    assert "check that the first row is the header" in "\n".join(read_data(tmp_path / "t.csv", label="a").notes)
+    (tmp_path / "t.csv").write_text('w,y\n"u", "a"\n"v", "b"\n' * 20)
+    with pytest.raises(DataError, match="a cell with spaces before its quotes"):
+        read_csv(tmp_path / "t.csv")
+
+
 def test_odd_values_get_a_note() -> None:
     for cells, note in (([-999 if row % 9 == 0 else row % 7 for row in ROWS], "has -999 in 5 rows"),
                         (["#REF!", "u", "v", "v"] * 10, "errors of a spreadsheet, '#REF!'"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
-from fedloom.data.grammar import MOST_NUMBERS, Grammar, dated, like_pair, moments, nearly_equal, unread
+from fedloom.data.grammar import MOST_NUMBERS, Grammar, dated, is_number, like_pair, moments, nearly_equal, unread
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
 from fedloom.data.tables import (
     MISSING,
@@ -74,6 +74,7 @@ _PARTS = {
     **dict.fromkeys(("test", "testing", "true", "1"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
+_SOME_ROWS = 200
 _EXCEL_ERROR = re.compile("#[A-Z0-9/]+[!?]")
 _LIKE_MISSING = re.compile(
     r"[-–—_*]{1,5}|n[./]?a[.]?|n[./]d[.]?|nan|nil|none|null|#null!|missing|unknown|unk|undefined|blank|empty|"
@@ -224,6 +225,10 @@ def understand(
             table.values[column] = class_names(table.values[column], named[column])
         kinds = _features(table, options, kept, notes)
     features = {column: _typed(found, kinds[column])[kept] for column, found in table.values.items()}
+    notes += _copy_notes(features, y[kept], None if groups is None else groups[kept])
+    data = [name for name, values in features.items() if _names_value(name, values)]
+    if 2 * len(data) > len(features):
+        notes.append(f"Columns' names are values, such as {data[0]!r}: check that the first row is the header.")
     missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
     notes += _missing_notes([raw, *table.values.values()])
     lacking = {} if options.missing_columns == "refuse" or groups is None else _lacking(features, groups[kept], owners)
@@ -627,6 +632,41 @@ def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
     if kind != "number":
         return filled(column.words)
     return column.values if column.values.dtype.kind != "O" else numbers_of(column.name, column)
+
+
+def _names_value(name: str, values: np.ndarray) -> bool:
+    """Whether a column's name is one of its first words, or a number that counts no columns, as without a header."""
+    if values.dtype.kind == "O":
+        return name in values[:_SOME_ROWS].tolist()
+    return is_number(name) and not name.isdigit()
+
+
+def _copy_notes(features: Mapping[str, np.ndarray], y: np.ndarray, groups: np.ndarray | None) -> list[str]:
+    """Notes on features that tell the label or the owner of every row, and on numbers that are another feature's."""
+    notes, seen = list[str](), dict[tuple[float, ...], str]()
+    for column, values in features.items():
+        if np.array_equal(values, y) if y.dtype.kind == "f" else _same_parts(values, y):
+            notes.append(f"Column {column!r} tells the label of every row: drop it if it is known only later.")
+        elif groups is not None and _same_parts(values, groups):
+            notes.append(f"Column {column!r} tells the owner of every row: models can then tell owners apart.")
+        if values.dtype.kind == "O":
+            continue
+        key = (float(values[0]), float(values[-1]), float(np.nansum(values)))
+        if key in seen and np.array_equal(features[seen[key]], values, equal_nan=values.dtype.kind == "f"):
+            notes.append(f"Columns {seen[key]!r} and {column!r} are equal: drop one.")
+        seen.setdefault(key, column)
+    return notes
+
+
+def _same_parts(values: np.ndarray, codes: np.ndarray) -> bool:
+    """Whether the values (n,) have one code each, and the codes one value; each has two rows on average."""
+
+    def same(step: int) -> bool:
+        pairs = {*zip(values[::step].tolist(), codes[::step].tolist(), strict=True)}
+        few = 1 < len(pairs) <= len(codes[::step]) // 2
+        return few and len({value for value, _ in pairs}) == len({code for _, code in pairs}) == len(pairs)
+
+    return same(max(1, len(codes) // _SOME_ROWS)) and same(1)  # some rows tell most columns apart at little cost
 
 
 def _lacking(features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Sequence[str]) -> dict[str, list[str]]:
