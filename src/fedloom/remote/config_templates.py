@@ -33,7 +33,7 @@ revoked = "revoked.pem"
 callers = { $coordinator = "$address" }
 # Peers that exchange messages with this node.
 $peers
-# A run on rows of your own waits until fedloom node node.toml --approve RUN: "ask", "auto" (not for runs equal to one approved), "off" (never).
+# A run on rows of your own waits until fedloom node node.toml --approve RUN: "ask", "auto" (not for equal runs), "off".
 approve = "ask"
 # Limit of a run's rounds.
 max_rounds = 1000
