@@ -318,8 +318,8 @@ def sentence(card: OwnerCard, metric: str) -> str:
         if card.low is None or card.high is None
         else (f" (95 % {shown_gain(card.low, metric)} to {shown_gain(card.high, metric)})")
     )
-    lower = " lower by" if metric in ("rmse", "mae") else ""
-    gain = f"{score_name(metric)}{lower} {shown_gain(card.gain, metric)}{interval}"
+    share = "gain in " if metric in ("rmse", "mae") else ""
+    gain = f"{share}{score_name(metric)} {shown_gain(card.gain, metric)}{interval}"
     assert card.p_worth is not None and card.p_same is not None
     if card.decision == "join":
         more = f": {told}" if (told := in_words(card.gain, metric)) else ""
