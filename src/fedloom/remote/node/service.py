@@ -320,7 +320,7 @@ class NodeService:
                 self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
                 Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
                 place.party.cfg.least_in_sum(place.party.context),
-                (lambda round, call: "") if place.counts is None else node_run.calls.past,
+                (lambda round, call: "") if place.counts is None else node_run.calls.past, node_run.summed,
             )  # fmt: skip
             return node_run
 

@@ -76,7 +76,7 @@ def summary(
         f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
         f"What is sent: {config.outgoing}; {epsilon}.",
         *own,
-        f"Scores of models: {looks}. Notes: {'yes' if config.notes else 'no'}.",
+        f"Scores of models: {looks}. Notes: {'yes' if config.notes and not run.aggregate.secure else 'no'}.",
     ]
     if run.aggregate.secure:
         lines.append(f"Sums are of at least {config.min_sum} of {', '.join(sorted({config.name, *config.peers}))}.")
