@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedloom.methods import registry
 from fedloom.methods.tables.steps import arrays, layout_of, tensors, trees_tree
 from fedloom.protect import noise
 from fedloom.remote import payload
+from fedloom.remote.node import service
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.trees import random as random_trees
 from tests.engines.test_every_method import run_of
@@ -207,7 +209,9 @@ def test_numbers_with_a_guarantee_have_one_width(name: str, way: str) -> None:
     assert not [entry.what for entry in sent if re.search(plain, entry.what)]
 
 
-def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_path: Path) -> None:
+def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the work takes, and whether it fails; a stub for the clock."""
     path = rows(tmp_path / "own.csv", 80, 3)
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
@@ -217,18 +221,22 @@ def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_
     kind = run(method="fedavg", models={"pool": ["linear"]}, params={"batch_size": 100, "epochs": 1, "dp": DP})
     ask("open", opening(for_nodes(build(kind, PrivateData(public=public))).model_dump_json()))
 
-    async def sleep(seconds: float) -> None:
+    (node_run,) = ask.host._node_runs.values()
+
+    def sleep(seconds: float) -> None:
+        """A call that waits behind this one waits for the worker, and another one of this run for its lock."""
+        assert threading.current_thread().name.startswith("fedloom-work") and node_run.lock.locked()
         left.append(now + seconds - 100.0)
 
     ask.host._clock, ask.host._sleep = lambda: now, sleep
-    working = ask.host._work
+    honest = service.work
 
-    async def work(work: Any, node_run: Any = None) -> Any:
+    def work(*given: Any) -> bytes:
         nonlocal now
         now = 100.0 + took
-        return await working(work, node_run)
+        return honest(*given)
 
-    ask.host._work = work
+    monkeypatch.setattr(service, "work", work)
     for call, took in enumerate((0.1, 1.9, 2.1)):  # noqa: B007 - `work` reads it
         now = 100.0
         ask("do", doing(call, ask.host, round=call))
