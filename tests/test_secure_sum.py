@@ -214,7 +214,7 @@ def test_a_sum_that_lacks_a_reply_is_none_where_it_must_be_of_all(name: str, mon
 
     monkeypatch.setattr(Engine, "_sum", lacking)
     data = {"name": "breast_cancer", "clients": 5, "partition": "iid"}
-    models = {} if name == "stats" else {"models": {"pool": ["linear"]}}
+    models: dict[str, Any] = {} if name == "stats" else {"models": {"pool": ["linear"]}}
     failures = run(method=name, data=data, rounds=1, **models).summary["failures"]
     assert failures == (name == "stats")
 

@@ -117,10 +117,11 @@ def test_one_row_moves_a_loss_by_its_own_share(odd: float, hosts: Hosts, monkeyp
 
 def test_the_chance_level_has_one_noise_for_all_looks() -> None:
     exact = {"accuracy": 0.5, "loss": 0.7, "chance": 0.5, "rows": 20}
-    number = {"squared": 0.5, "absolute": 0.7, "chance": 1.0, "rows": 200}
-    for found in (exact, number):
-        shown = [[float(blurred(found, key, {"t": t}, {})["chance"]) for t in range(3)] for key in range(20)]  # type: ignore[arg-type]
-        assert all(len({*looks}) == 1 for looks in shown) and len({looks[0] for looks in shown}) > 3
+    told: Any = blurred
+    shown = [[float(told(exact, key, {"t": t}, {})["chance"]) for t in range(3)] for key in range(20)]
+    assert all(len({*looks}) == 1 for looks in shown) and len({looks[0] for looks in shown}) > 3
+    number = {"squared": 0.5, "absolute": 0.7, "chance": 2.0, "rows": 200}
+    assert float(told(number, 3, {}, {})["chance"]) == 1.0
 
 
 def test_own_rows_are_not_scored_unless_the_node_is_reported(hosts: Hosts) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.core import paths
 from fedloom.core.errors import PrivacyBudgetSpent
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
@@ -92,7 +93,7 @@ def test_a_node_killed_while_it_charges_keeps_its_budget(
     folder, anchor = tmp_path / "state", tmp_path / "anchor"
     folder.mkdir()
     spend(folder, file, anchor=anchor)
-    writing = budget.write_atomically
+    writing = paths.write_atomically
 
     class Killed(BaseException):
         pass

@@ -28,7 +28,7 @@ from fedloom.methods import registry
 from fedloom.methods.tables.steps import arrays, layout_of, tensors, trees_tree
 from fedloom.protect import noise
 from fedloom.remote import payload
-from fedloom.remote.node import service
+from fedloom.remote.node import service, task_runner
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.trees import random as random_trees
 from tests.engines.test_every_method import run_of
@@ -229,7 +229,7 @@ def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(
         left.append(now + seconds - 100.0)
 
     ask.host._clock, ask.host._sleep = lambda: now, sleep
-    honest = service.work
+    honest = task_runner.work
 
     def work(*given: Any) -> bytes:
         nonlocal now

@@ -296,7 +296,7 @@ def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> t
         weights = {k: torch.zeros_like(v) for k, v in weights.items()}
         first = next(v for v in weights.values() if v.dim() == 2)
         first[:, 0] = torch.tensor([2e38, -2e38])
-    where = {"run": RUN, "start": 1, "sum": "s", "round": 0, "method": "update"}
+    where: dict[str, Any] = {"run": RUN, "start": 1, "sum": "s", "round": 0, "method": "update"}
     own = payload.unpack(ask("sum", payload.pack({**where, "step": "keys", "names": names})))[1]
     assert node_run.sums is not None
     others = [Helper(name, f"{node_run.sums._context}/s".encode()) for name in names[:3]]

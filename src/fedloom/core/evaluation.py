@@ -117,7 +117,7 @@ def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
     encode a row in them.
     """
     squared = torch.nan_to_num((predicted - y) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
-    around = ((y - y.mean()) ** 2).clamp(max=MAX_ERROR)
+    around = torch.nan_to_num((y - y.mean()) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
     means = {"squared": squared.mean(), "absolute": squared.sqrt().mean(), "chance": around.mean()}
     return {**{k: v.round(decimals=3) for k, v in means.items()}, "rows": len(y)}
 

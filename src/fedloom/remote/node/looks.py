@@ -59,8 +59,9 @@ def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], st
     rows = int(score["rows"])
     key = _keyed(secret, message.digest(dict(asked)).encode(), message.digest(dict(state)).encode())
     if "squared" in score:
-        return _blurred_number(score, rows, key, secret)
-    chance = float(score["chance"]) + _of_chance(score, secret) / rows
+        return _blurred_number(score, rows, key)
+    exact = float(score["chance"])
+    chance = exact + _laplace(_keyed(secret, b"chance", f"{rows} {exact!r}".encode())[:8]) / rows
     right = round(float(score["accuracy"]) * rows) + _laplace(key[:8])
     loss = float(score["loss"]) + MAX_LOSS / rows * _laplace(key[8:16])
     return {
@@ -71,19 +72,18 @@ def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], st
     }
 
 
-def _blurred_number(score: Mapping[str, Any], rows: int, key: bytes, secret: int) -> Tree:
+def _blurred_number(score: Mapping[str, Any], rows: int, key: bytes) -> Tree:
     """As `blurred`, for a number: noise on means of squared and absolute errors, of which a row moves the former by
-    `MAX_ERROR` / rows."""
+    `MAX_ERROR` / rows. The chance level is that of the agreed s.d.: one row could move that of own rows by any amount.
+    """
     squared = float(score["squared"]) + MAX_ERROR / rows * _laplace(key[:8])
     absolute = float(score["absolute"]) + MAX_ERROR**0.5 / rows * _laplace(key[8:16])
-    chance = float(score["chance"]) + MAX_ERROR / rows * _of_chance(score, secret)
-    found = {"squared": (squared, MAX_ERROR), "absolute": (absolute, MAX_ERROR**0.5), "chance": (chance, MAX_ERROR)}
-    return {**{name: torch.tensor(min(max(round(x, 1), 0.0), most)) for name, (x, most) in found.items()}, "rows": rows}
-
-
-def _of_chance(score: Mapping[str, Any], secret: int) -> float:
-    """The noise on the chance level, in rows."""
-    return _laplace(_keyed(secret, b"chance", f"{score['rows']} {float(score['chance'])!r}".encode())[:8])
+    found = {"squared": (squared, MAX_ERROR), "absolute": (absolute, MAX_ERROR**0.5)}
+    return {
+        **{name: torch.tensor(min(max(round(value, 1), 0.0), most)) for name, (value, most) in found.items()},
+        "chance": torch.tensor(1.0),
+        "rows": rows,
+    }
 
 
 def _keyed(secret: int, *parts: bytes) -> bytes:
