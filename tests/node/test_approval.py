@@ -200,7 +200,7 @@ def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: H
     ask.refused("open", opening(text))
     shown = approval.waiting(folder(ask), RUN).text
     (line,) = [line for line in shown.splitlines() if line.startswith("This run's own ε")]
-    assert "for weights, with 60 training rows. All else is sent without noise" in line
+    assert "for weights, with 60 training rows. All else, such as numbers of rows, has no noise." in line
     decided(ask)
     ask("open", opening(text))
     party: Any = ask.host._node_runs[RUN].party

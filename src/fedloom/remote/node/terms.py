@@ -56,7 +56,7 @@ def own_epsilon(party: Party[MethodConfig], rounds: int) -> list[str]:
     """A line for each guarantee that this node's noise gives: the most that a run of so many rounds spends."""
     return [
         f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = {one.delta:g} for "
-        f"{one.message}, with {len(party.data):,} training rows. All else is sent without noise, as numbers of rows."
+        f"{one.message}, with {len(party.data):,} training rows. All else, such as numbers of rows, has no noise."
         for one in party.cfg.guarantees
         if not one.by_server and one.planned is not None
     ]
