@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, MessageError, NotReady
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree, map_tensors
@@ -120,6 +120,33 @@ def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monke
             found.append(f"{call}: {outcomes[0]!s:.80} / {outcomes[1]!s:.80}")
     assert answered > QUESTIONS / 4  # many questions are within the bounds of arguments
     assert not found, f"{len(found)} of {QUESTIONS}: {found[:3]}"
+
+
+def test_arguments_beyond_a_bound_are_refused_before_the_work(pair: list[RunRequest]) -> None:
+    ask, wide = pair[0], torch.tensor([1e4, -1.01e4])
+    (node_run,) = ask.host._node_runs.values()
+    party: Any = node_run.party
+    for call, x in enumerate((wide, torch.tensor([float("inf")]), torch.tensor([float("nan")]))):
+        weights = {
+            k: v.flatten().index_fill(0, torch.tensor([0]), float(x[-1])).view_as(v) for k, v in party.params.items()
+        }
+        refusal = ask.refused("do", doing(call, ask.host, round=call, shared={"t": call, "weights": weights}))
+        assert "must be numbers of at most 10000" in refusal.words
+    assert not ask.host.budget.spent("wards").releases
+
+
+@pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7"), NotReady(), MemoryError("row 7")])
+def test_a_failure_has_no_reason(error: Exception, pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a page fail by a row after all, as by memory, its kind of failure tells nothing else."""
+    ask = pair[0]
+    (node_run,) = ask.host._node_runs.values()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(type(node_run.party), "update", fail)
+    code, head, _ = seen(ask, doing(0, ask.host, round=0))
+    assert code != "refused" and head["lines"] == [{"failure": "raised", "injected": False}] and head["notes"] == {}
 
 
 def odd_trees(rng: Rng, layout: Any) -> dict[str, Any]:
