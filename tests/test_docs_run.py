@@ -228,8 +228,8 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     DONE.add(command)
 
 
-AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "method", "peers", "sweep", "trackers"}
-AT_NIGHT |= {"SKILL", "trust-weighted", "vertical", "vertical-trees"}
+AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "fedal", "method", "peers", "sweep"}
+AT_NIGHT |= {"SKILL", "trackers", "trust-weighted", "vertical", "vertical-trees"}
 """Pages that take several CPU seconds, and are not where a new user begins; all cases, too."""
 
 
