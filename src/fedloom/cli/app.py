@@ -115,6 +115,9 @@ def main() -> NoReturn:
         for line in str(error).splitlines():
             err.print(f"[bold red]error[/]  {escape(line)}", soft_wrap=True)
         code = 2
+    except typer.Abort:
+        err.print("[bold red]error[/]  the question was not answered: run the command at a terminal")
+        code = 2
     except KeyboardInterrupt:
         err.print("stopped")
         code = 130

@@ -18,7 +18,7 @@ from fedloom.core.aggregate import MEAN, Aggregator, Combined, Kinds, Weights
 from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
-from fedloom.core.fixed_point import LEAST, added, decoded, size, threshold, totaled
+from fedloom.core.fixed_point import LEAST, added, decoded, size, threshold, totaled, weight_count
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -345,7 +345,7 @@ class Federation:
         """The weighted mean of replies, none of which anybody sees alone: rounded to steps of 2^-24, and added as
         integers, so that every engine gives the same bits. For None see `_masked`."""
         found = self._masked(ids, method, expect, shared, each, weight, min_replies)
-        if found is None:
+        if found is None or self._lacking(method, not found[0][-weight_count(expect, weight) :].any()):
             return None
         whole, mean = decoded(found[0], expect, weight)
         return Combined(mean, whole, found[1])
@@ -390,6 +390,12 @@ class Federation:
             return None
         return total, tuple(valid)
 
+    def _lacking(self, method: str, lacking: bool) -> bool:
+        """Whether a secure sum lacks replies that it cannot do without, whose parties only they themselves know."""
+        if lacking:
+            self._fail(self.coordinator, method, Failure("a reply counts as nothing in a secure sum: see nodes' logs"))
+        return lacking
+
     def total(
         self,
         parties: Iterable[int],
@@ -421,7 +427,9 @@ class Federation:
         ids = list(parties)
         if self.aggregator.secure:
             found = self._masked(ids, method, expect, shared, each, None, min_replies)
-            return None if found is None else Total(totaled(found[0], expect), found[1])
+            if found is None or self._lacking(method, int(found[0][-1]) < len(found[1])):
+                return None
+            return Total(totaled(found[0], expect), found[1])
         if not each and min_replies <= len(ids) and (at_once := self._at_once(ids, method, shared, expect)):
             return Total(added(at_once), tuple(ids))
         replies = self._call(ids, method, shared, each, expect, min_replies=max(1, min_replies))

@@ -310,6 +310,11 @@ class Method:
             if (setting := NEEDS[need][0]) != self.setting:
                 raise MethodError(f"method {self.name} is {self.setting}; only {setting} methods may need {need!r}")
 
+    @property
+    def without_network(self) -> bool:
+        """Whether its parties have models of their own in place of a network. They compute on the CPU."""
+        return not {"raw rows", "no network"}.isdisjoint(self.needs)
+
     def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""
         return self.black_box if self.black_box is not None and context.black_box is not None else self.client

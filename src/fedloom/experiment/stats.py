@@ -15,7 +15,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.party import LearnedTable
 from fedloom.core.task import Number
 from fedloom.data.encoder import undo
-from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import encoded, interpret
 from fedloom.engines import LocalEngine
@@ -110,7 +110,7 @@ def stats(
     keep: Sequence[str] = (),
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
-    decimal: Decimal = ".",
+    decimal: Decimals = ".",
     min_cell: int = 5,
 ) -> Stats:
     """Rows, missing values, means, s.d., quartiles, words and drift of all owners' rows, by the method `stats`.

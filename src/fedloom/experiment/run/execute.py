@@ -8,10 +8,12 @@ from time import perf_counter
 
 import torch
 
+from fedloom.core.black_box import libraries_on_one_thread
 from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.paths import locked, refuse_file
 from fedloom.engines import Engine, Lost
+from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.run.engine import Backend, local_backend
@@ -48,7 +50,7 @@ def execute(
         CheckpointError: the folder's checkpoints are corrupt or belong to another run.
         Stopped: see `stop`.
     """
-    with one_thread():
+    with one_thread(), repeatable(run.engine.device):
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
@@ -110,12 +112,12 @@ def agree(engine: Engine, digest: str) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread in torch, and restore its generator on exit. More threads are slower for small networks, and
-    their sums are not repeatable."""
+    """Use one thread in torch and NumPy, and restore torch's generator on exit. More threads are slower for small
+    networks and matrices, much so on a busy machine, and their sums are not repeatable."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), libraries_on_one_thread():
             yield
     finally:
         torch.set_num_threads(before)

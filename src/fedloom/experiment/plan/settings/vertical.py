@@ -17,7 +17,7 @@ from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.core.task import Number
 from fedloom.data.encoder import TableEncoder
-from fedloom.data.options import GUESS
+from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.party_files import PartyFile
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
@@ -178,7 +178,7 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     held = (
         PartyFile.passive(files.rows, id, label, options)
         if party
-        else PartyFile.active(files.rows, id, label, run.data.columns)
+        else PartyFile.active(files.rows, id, label, _of_active(run.data.columns.of_file(files.rows.name), options))
     )
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
@@ -206,6 +206,12 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         label=label,
     )
     return data, _Columns("table", run.data.clients, aligned, truth[0] if truth else None, {party: view})
+
+
+def _of_active(run: DataOptions, own: DataOptions) -> DataOptions:
+    """The run's settings of the active party's file, whose cells are read as its owner says, if the owner does."""
+    said = {name: getattr(own, name) for name in ("missing_words", "decimal")}
+    return replace(run, **{name: value for name, value in said.items() if value != getattr(GUESS, name)})
 
 
 def _scale(run: RunConfig, truth: tuple[np.ndarray, ...]) -> tuple[float, float]:
