@@ -21,6 +21,7 @@ LINES = {
     "list methods": "",
     "certs a b --out fed": "pip install -e '.[net]'",
     f"run fedmd --rounds 1 {SMALL} --engine ray": "pip install -e '.[ray]'",
+    "node node.toml": "pip install -e '.[net]'",
     "run fedmd -s data.name=mnist": "is not installed; run: pip install -e",
     "run gossip --rounds 1 -s topology.kind=regular": 'pip install -e ".[graphs]"',
 }
@@ -63,4 +64,5 @@ def test_commands_without_extras(tmp_path: Path) -> None:
     *done, latex = map(json.loads, ran.stdout.splitlines())
     for line, code, said in done:
         assert code == (2 if LINES[line] else 0) and LINES[line] in said, (line, code, said)
+        assert bool(said) == bool(LINES[line]) and "Traceback" not in said
     assert len(done) == len(LINES) and "Accuracy" in latex[2]
