@@ -354,6 +354,8 @@ def _violations(
     few = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
     if few and config.quarantine and data.rows is not None:
         yield "with secure sums all nodes take part in each round: set params.clients_per_round to none"
+    if data.rows is not None and cfg.promises and not config.secret_noise:
+        yield "a run that promises an ε needs noise that nobody knows: this node's owner must set secret_noise = true"
     if data.rows is not None and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:
