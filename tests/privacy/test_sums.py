@@ -316,6 +316,29 @@ def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> t
     return f"{line} {getattr(reply, 'dtype', None)} {getattr(reply, 'shape', None)}", head["notes"], node_run.party
 
 
+@pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7")])
+def test_a_call_beside_sums_that_answers_nothing_fails_unseen(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the training between two sums: that it failed, once for a row, would be a message of one node."""
+    data = {"wards": {"rows": rows(tmp_path / "own.csv", 80, 3), "test": 0.3, **ALLOWED}}
+    ask = RunRequest(node(tmp_path, methods=["fedextra"], data=data, peers=["n1", "n2", "n3"], min_sum=3))
+    kind = run(method="fedextra", rounds=3, models={}, params={}, aggregate={"secure": True}, data={"clients": 4})
+    ask("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json(), party=3))
+    (node_run,) = ask.host._node_runs.values()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    answers = []
+    for call, name in enumerate(("an honest one", "failing")):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(node_run.party), "begin", fail if name == "failing" else lambda *_, **__: None)
+            answers.append(ask("do", doing(call, ask.host, round=call, method="begin", shared={"first": 0})))
+    ask.close()
+    assert answers[0] == answers[1] and "begin changed nothing: " in caplog.text
+
+
 def test_no_row_decides_whether_a_node_is_in_a_sum(node_in_a_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A failure would be a message of one node, which the sum does not hide."""
     usual, odd = "0.1,9.0,x,one", "40.0,9.0,x,one"

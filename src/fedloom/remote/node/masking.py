@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedloom.core import fixed_point, message
-from fedloom.core.engine import Failure, reply_problem
+from fedloom.core.engine import NOT_FINITE, NOT_READY, Failure, reply_problem
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Template, Tree
 from fedloom.core.templates import unspell
@@ -240,7 +240,7 @@ class SumKeeper:
         d = fixed_point.size(expect, weight)
         x = _encoded(reply, expect, weight, len(now.certificates))
         if isinstance(x, Failure):
-            if not self._always:
+            if not self._always or x.reason in (NOT_FINITE, NOT_READY):  # of arguments, or of the order of calls
                 return x
             _log.error("a reply to %s counts as nothing in its sum: %s\n%s", now.method, x.reason, x.trace)
             x = np.zeros(d, np.uint64)

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
 from fedloom.core.method import Method, MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import Party, answers_nothing
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import sizes
 from fedloom.remote.node.config import NodeConfig
@@ -137,10 +137,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
 
 def _replies(method: Method, names: tuple[str, ...]) -> list[str]:
     """The party's methods whose replies have content."""
-    return [name for name in names if inspect.signature(getattr(method.client, name)).return_annotation not in _NOTHING]
-
-
-_NOTHING: Final = (None, "None")
+    return [name for name in names if not answers_nothing(method.client, name)]
 
 
 def _first_line(method: Method, name: str) -> str:
