@@ -32,6 +32,8 @@ NOT_READY = "not ready"
 """The reason of a failure of a party that cannot answer yet: see `NotReady`."""
 RAISED = "raised"
 """The reason of a failure by any error in a party's code."""
+WRONG_SHAPE = "wrong shape"
+"""The reason of a failure whose reply has not the shape that was expected."""
 UNREACHABLE = "unreachable"
 """The reason of a failure whose party cannot be reached now but may return."""
 
@@ -399,7 +401,7 @@ def reply_problem(reply: object, expect: Template) -> Failure | None:
     reason = "not a message"
     try:
         message.check(reply)  # type: ignore[arg-type]
-        reason = "wrong shape"
+        reason = WRONG_SHAPE
         message.check_like(reply, expect)
         reason = "not finite"
         message.check_finite(reply)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def summary(
         f"Scores of models: {looks}. Notes: {'yes' if config.notes and not run.aggregate.secure else 'no'}.",
     ]
     if run.columns.private:  # unless node.toml names it, the coordinator does
-        lines.append(f"Ids are in the column {ascii(data.id or run.columns.id)}.")
+        lines.append(f"Ids are in the column {data.id or run.columns.id!a}.")
     if run.aggregate.secure:
         lines.append(f"Sums are of at least {config.min_sum} of {', '.join(sorted({config.name, *config.peers}))}.")
     if method.client.TO_PEERS:
