@@ -282,4 +282,4 @@ def _net(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise EngineError(f"this needs an extra ({error}): pip install 'fedloom[net]'") from None
+        raise EngineError(f"this needs an extra ({error}): pip install -e '.[net]'") from None

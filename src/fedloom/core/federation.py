@@ -53,6 +53,41 @@ class Total:
 class Federation:
     """Calls the parties of an engine and records their messages.
 
+    Example:
+        >>> class Client(Party):
+        ...     def add(self, *, to):
+        ...         return {"sum": to + self.context.id, "rows": torch.tensor(10)}
+        ...
+        ...     def count(self):
+        ...         return {"rows": torch.tensor([10])}
+        ...
+        ...     def near(self, *, here):
+        ...         return here  # asks all that are present
+        ...
+        ...     def ask(self):
+        ...         return {"x": torch.ones(2)}
+        ...
+        ...     def take(self, *, inbox):
+        ...         assert [*inbox] == ["1"]
+        >>> from fedloom import ClientContext
+        >>> from fedloom.engines import LocalEngine
+        >>> fed = Federation(LocalEngine([Client(None, ClientContext(id=i)) for i in range(3)]))
+        >>> fed.call([0, 2], "add", shared={"to": torch.ones(1)})[2]["sum"]
+        tensor([3.])
+        >>> template = {"sum": Shape("float32", 1), "rows": Shape("int64")}
+        >>> fed.mean([0, 1, 2], "add", shared={"to": torch.ones(1)}, expect=template, weight="rows").value
+        {'sum': tensor([2.])}
+        >>> replies = {i: {"sum": torch.full((1,), float(i)), "rows": torch.tensor(10)} for i in (1, 2)}
+        >>> fed.combine(replies, weight="rows").ids
+        (1, 2)
+        >>> fed.total([0, 1, 2], "count", expect={"rows": Shape("int64", 1)}).value
+        {'rows': tensor([30])}
+        >>> fed.exchange({0: [1]}, answer="ask", take="take")  # peer 0 asks peer 1
+        >>> len(fed.sample([0, 1, 2], 2, t=0)), fed.neighbours(0, [0, 1, 2]), fed.sample_peers([0, 1], 1, t=0)
+        (2, (1, 2), {0: [1], 1: [0]})
+        >>> fed.choose_peers([0, 1], "near", {}), fed.round, fed.failures
+        ({0: [1], 1: [0]}, 0, [])
+
     Args:
         engine: holds the parties.
         seed: the run's seed.

@@ -32,6 +32,7 @@ from fedloom.protect.accountant import Releases
 from fedloom.protect.noise import SIMULATED
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.frames import MOST_WORDS, digest
+from fedloom.remote.loop import aside
 from fedloom.remote.node import config as policy
 from fedloom.remote.node import privacy_ledger
 from fedloom.remote.node.approval import Approvals
@@ -501,7 +502,7 @@ class NodeService:
 
     async def _do(self, caller: str, body: bytes) -> bytes:
         begun = self._clock()
-        request, rest = await asyncio.to_thread(payload.unpack, body, _DO)
+        request, rest = await aside(len(body), lambda: payload.unpack(body, _DO))
         node_run = await self._node_run(caller, request)
         self._check_call(node_run, request)
         return await self._answer_call(caller, node_run, request, rest, body, begun)
@@ -547,7 +548,7 @@ class NodeService:
                         self._hold(node_run, at)
 
                 reply = await self._work(turn, node_run)
-            hashes = await asyncio.to_thread(lambda: (digest(body), digest(reply)))
+            hashes = await aside(len(body) + len(reply), lambda: (digest(body), digest(reply)))
             self.audit.write(
                 "answered again" if repeated else "answered",
                 caller,
@@ -564,7 +565,7 @@ class NodeService:
 
     async def _sum(self, caller: str, body: bytes) -> bytes:
         """A step of a secure sum: none of them has anything of the party in it."""
-        request, rest = await asyncio.to_thread(payload.unpack, body, REQUEST)
+        request, rest = await aside(len(body), lambda: payload.unpack(body, REQUEST))
         node_run = await self._node_run(caller, request)
         assert node_run.sums is not None
         async with node_run.lock:
