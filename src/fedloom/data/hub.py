@@ -182,7 +182,7 @@ def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str,
     except ImportError as error:
         raise DataError(
             "Reading Parquet or the Hugging Face hub needs the package `datasets`, which is not installed; "
-            'run: pip install "fedloom[hub]"'
+            'run: pip install -e ".[hub]"'
         ) from error
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

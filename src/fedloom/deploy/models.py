@@ -146,6 +146,10 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
     Raises:
         CheckpointError: the folder is incomplete, altered, or invalid.
         ConfigError: it needs a `network.py` that is not in `trust`.
+
+    Example:
+        >>> load_model("models/server").predict(np.zeros((3, 1, 8, 8), np.uint8)).shape  # of digits
+        (3, 10)
     """
     path = Path(folder)
     manifest = read_model(path)
@@ -176,6 +180,10 @@ def read_model(folder: Path) -> ModelManifest:
         CheckpointError: it is missing or invalid.
     """
     path = folder / MODEL
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {MODEL}: name the folder of one model, such as models/server of an export"
+        )
     with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
             raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")

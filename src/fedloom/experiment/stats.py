@@ -38,7 +38,11 @@ FEWEST = 3
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Sums over owners, as tables.
+    """Sums over owners, as tables: the result of `stats`, and a card in a notebook.
+
+    Example:
+        >>> found.owners, [table.title for table in found.tables]  # of the example of `stats`
+        (('a', 'b', 'c'), ['Numbers', 'Words'])
 
     Attributes:
         tables: numbers, then words and classes, as far as there are any.
@@ -72,7 +76,7 @@ class Stats:
             >>> found.to_latex().count("tabular")
             4
         """
-        return "\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+        return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
 
     def _repr_html_(self) -> str:
         head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"
@@ -134,6 +138,8 @@ def stats(
     Raises:
         DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.
     """
+    if not (group is None or isinstance(group, str)):
+        raise DataError("Statistics need the owners in a column: give a data frame, and the column's name as group.")
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
         decimal=decimal, missing_columns="allow",

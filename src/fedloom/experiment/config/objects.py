@@ -85,7 +85,8 @@ def data_settings(
     """
     settings: dict[str, Any] = {}
     if label is not None and not isinstance(label, str):
-        raise DataError(f"label must be the name of one column, not {label!r}.")
+        shown = repr(label) if isinstance(label, list | int | float) else f"a {type(label).__name__}"
+        raise DataError(f"label must be the name of one column, not {shown}.")
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
     if isinstance(data, list) and any(isinstance(part, str | Path) for part in data):

@@ -49,6 +49,11 @@ class LinearConfig(MethodConfig):
         """20 rounds unless the run says otherwise; most fits need eight."""
         return 10
 
+    @property
+    def min_rounds(self) -> int:
+        """The second round accepts the first step."""
+        return 2
+
 
 def for_number(party: Party[object]) -> bool:
     """Whether the party predicts a number."""

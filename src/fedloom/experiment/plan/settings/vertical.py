@@ -23,6 +23,7 @@ from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
 from fedloom.data.stats import describe_parties
 from fedloom.data.vertical import PartyView, VerticalDataset, scale_of
+from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import SPLIT_SETTINGS, ColumnsConfig
@@ -42,7 +43,11 @@ class Vertical:
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings of the horizontal setting."""
-        for setting, given in (("server_rows", run.data.server_rows), ("unseen", run.data.unseen)):
+        partitioned = run.data.partition != DataConfig().partition and run.data.partition
+        for setting, given in (
+            *(("server_rows", run.data.server_rows), ("unseen", run.data.unseen)),
+            *(("partition", partitioned), ("options", run.data.options)),
+        ):
             if given:
                 raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
         if run.pretrained != PretrainedConfig():
