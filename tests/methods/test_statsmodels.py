@@ -290,6 +290,8 @@ def test_what_has_no_model_is_refused() -> None:
         fitted("fedcox", np.r_[x, [[np.nan] * 3]], np.r_[event * 0, 1], [20], time="x2")
     with pytest.raises(MethodError, match=r"1 numbers to predict are below 0"):
         fitted("fedglm", x, np.r_[time[1:], -1.0], [20], family="poisson")
+    with pytest.raises(MethodError, match=r"no unique coefficients.*; begin with (x0, x1|x1, x0)$"):
+        fitted("fedglm", np.c_[x, x[:, 0]][:, [0, 3, 2]], event, [20])
     with pytest.raises(MethodError, match="no unique coefficients"):
         fitted("fedcox", np.c_[x, x[:, 0]], event, [20], time="x2")
 

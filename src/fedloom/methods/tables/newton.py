@@ -186,8 +186,7 @@ def inverse(hessian: np.ndarray) -> np.ndarray | None:
 def not_unique(hessian: np.ndarray, names: Sequence[str]) -> str:
     """Why there are no unique coefficients, with the names of some columns (p,) that are the cause: those along which
     the likelihood changes least, whose negative Hessian is (k p, k p)."""
-    scale = np.sqrt(np.diag(hessian).clip(1e-300))
-    flat = np.abs(np.linalg.eigh(hessian / np.outer(scale, scale))[1][:, 0])
+    flat = np.abs(np.linalg.eigh(hessian)[1][:, 0])
     some = [names[i % len(names)] for i in np.argsort(-flat, kind="stable") if flat[i] > 0.1 * flat.max()]
     return f"{NOT_UNIQUE}; begin with {', '.join([*dict.fromkeys(some)][:4])}"
 
