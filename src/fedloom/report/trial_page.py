@@ -166,10 +166,10 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             "of all owners."
         )
     plot = Figure(
-        f"Gain in {metric}: {'joint' if result.by_columns else 'federated'} minus alone",
+        f"Gain in {metric}: {_measured(result)}",
         _forest_plot(result),
         caption=f"The gain{'' if result.by_columns else ' by own rows'} and its 95 % interval. Dashed: the smallest "
-        f"gain that is worth it, {result.worth:g}.",
+        f"gain that is worth it, {_amount(result.worth, 'g', result)}.",
         wide=True,
     )
     columns = ("people", "decision", "next", "rows", "alone", "joint")
@@ -178,6 +178,17 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     return PageSection(
         "People" if result.by_columns else "Owners", text=[*result.notes], figures=[plot], tables=[table]
     )
+
+
+def _amount(gain: float, form: str, result: TrialResult) -> str:
+    """A gain, in percent for errors of numbers."""
+    return f"{100 * gain:{form}} %" if result.metric in ("rmse", "mae") else f"{gain:{form}}"
+
+
+def _measured(result: TrialResult) -> str:
+    """What a gain is."""
+    joint = "joint" if result.by_columns else "federated"
+    return f"how much lower it is {joint} than alone" if result.metric in ("rmse", "mae") else f"{joint} minus alone"
 
 
 def _forest_plot(result: TrialResult) -> Markup:
@@ -200,7 +211,7 @@ def _forest_plot(result: TrialResult) -> Markup:
         'style="stroke:var(--soft);stroke-dasharray:4 3"/>',
     ]
     for tick in _ticks(low, high):
-        number = f"{tick:+.3g}".replace("-", "−") if abs(tick) > 1e-9 else "0"
+        number = _amount(tick, "+.3g", result).replace("-", "−") if abs(tick) > 1e-9 else "0"
         parts.append(
             f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" fill="var(--soft)">'
             f"{number}</text>"

@@ -195,7 +195,7 @@ def train(
         data = data.with_target(np.concatenate(fitted))
     method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
-    if method.pooled and not messages:
+    if method.pooled and not messages and getattr(cfg, "owners", "none") != "random":
         yield _at_once(method, cfg, data, fitted, judged, seed, start)
         return
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)

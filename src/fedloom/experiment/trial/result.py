@@ -63,6 +63,9 @@ class TrialConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field, names in (("methods", self.methods), ("networks", self.networks), ("alone", self.alone)):
+            if isinstance(names, str):
+                raise ConfigError(f"{field} must be a list, such as [{names!r}], not {names!r}")
         unknown = next((name for name in self.alone or () if name not in BLACK_BOXES), "")
         for valid, text in (
             (self.repeats is None or self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}"),
@@ -94,6 +97,11 @@ def metric_for(config: TrialConfig, classes: int) -> MetricName:
 @dataclass(frozen=True)
 class OwnerCard:
     """The answer for one owner.
+
+    Example:
+        >>> card = told.owners["a"]
+        >>> card.decision in ("join", "alone", "same", "undecided", "too few"), card.rows
+        (True, 60)
 
     Attributes:
         decision: "join", "alone", "same", "undecided" or "too few".
@@ -148,7 +156,11 @@ def card_of(one: Evidence, verdict: OwnerVerdict, metric: str, **more: Any) -> O
 
 @dataclass(frozen=True, repr=False)
 class TrialResult:
-    """The result of a trial.
+    """The result of a trial. It prints a line for each owner, and is a card in a notebook.
+
+    Example:
+        >>> [*told.owners], told.metric, told.folds
+        (['a', 'b'], 'auc', 4)
 
     Attributes:
         owners: each owner's card.
@@ -306,8 +318,8 @@ def sentence(card: OwnerCard, metric: str) -> str:
         if card.low is None or card.high is None
         else (f" (95 % {shown_gain(card.low, metric)} to {shown_gain(card.high, metric)})")
     )
-    lower = " lower by" if metric in ("rmse", "mae") else ""
-    gain = f"{score_name(metric)}{lower} {shown_gain(card.gain, metric)}{interval}"
+    share = "gain in " if metric in ("rmse", "mae") else ""
+    gain = f"{share}{score_name(metric)} {shown_gain(card.gain, metric)}{interval}"
     assert card.p_worth is not None and card.p_same is not None
     if card.decision == "join":
         more = f": {told}" if (told := in_words(card.gain, metric)) else ""
