@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
-import importlib
-import inspect
 import re
 import shlex
 import sys
@@ -13,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 from click import ClickException, Context, Group
 from typer.main import get_command
@@ -308,52 +304,6 @@ def test_the_typed_keywords_are_the_settings() -> None:
 
     own = {"data", "models", "pretrained", "label", "group", "test"}  # arguments of run and compare
     assert {*RunSettings.__annotations__} == ({*RunConfig.model_fields} | OF_DATA) - own
-
-
-EXAMPLES = (
-    *("fedloom.api", "fedloom.core.errors", "fedloom.data.sources", "fedloom.data.split", "fedloom.estimators"),
-    *("fedloom.experiment.config.run", "fedloom.experiment.plan.reading", "fedloom.experiment.stats"),
-    *("fedloom.experiment.trial", "fedloom.experiment.trial.result"),
-)
-"""Modules whose docstrings have examples."""
-ON_A_PAGE = {"ClientContext", "Federation", "Method", "MethodConfig", "Party"}
-"""Public names whose example is the page that docs/method.md shows, which runs above."""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results that examples of their methods speak of, made as the examples of their classes make them."""
-    small: dict[str, Any] = {"iterations": 5, "clients": 3, "models": "mlp"}
-    X, y = np.random.default_rng(0).normal(size=(120, 3)), np.arange(120) % 2
-    return {
-        "np": np,
-        "result": fedloom.run("fedmd", seed=1, out=tmp_path_factory.mktemp("example") / "run", **small),
-        "found": fedloom.compare(["fedmd", "local"], seeds=2, **small),
-        "told": fedloom.trial(
-            (X, y), group=np.repeat(["a", "b"], 60), repeats=1, methods=["fedglm"], alone=("logistic",)
-        ),
-    }
-
-
-@pytest.mark.parametrize("module", EXAMPLES)
-def test_the_examples_of_docstrings_work(module: str, made: dict[str, Any]) -> None:
-    ages = {"age": [31, 45, 62, 58, 40, 37] * 5, "ill": ["no", "yes", "yes"] * 10, "site": ["a", "b", "c"] * 10}
-    own = {"found": fedloom.stats(ages, label="ill", group="site")} if module.endswith("stats") else {}
-    tried = doctest.testmod(importlib.import_module(module), extraglobs=made | own)
-    assert tried.attempted and not tried.failed
-
-
-def test_every_public_function_and_result_has_an_example(made: dict[str, Any]) -> None:
-    names = {name: getattr(fedloom, name) for name in {*fedloom.__all__} - ON_A_PAGE - {"__version__"}}
-    for one in ("result", "found", "told"):
-        kind = type(made[one])
-        names |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[0] != "_"}
-    assert not [
-        name
-        for name, value in names.items()
-        if (callable(value) or isinstance(value, property | functools.cached_property))
-        and ">>>" not in (inspect.getdoc(value) or "")
-    ]
 
 
 def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:

@@ -56,6 +56,51 @@ def exact(x: np.ndarray) -> np.ndarray:
     return np.array([float(str(v)) for v in x.astype(np.float32).ravel()]).reshape(x.shape)
 
 
+def restricted(x: np.ndarray, y: np.ndarray, owner: np.ndarray, ratio: float) -> tuple[float, np.ndarray, np.ndarray]:
+    """The restricted log-likelihood at a ratio of variances, with coefficients and their errors, from the whole
+    covariance matrix of all rows."""
+    z, n = np.c_[np.ones(len(y)), x], len(y)
+    v = np.eye(n) + ratio * (owner[:, None] == owner)
+    inverse = np.linalg.inv(z.T @ np.linalg.solve(v, z))
+    beta = inverse @ z.T @ np.linalg.solve(v, y)
+    left, rest = n - z.shape[1], y - z @ beta
+    residual = rest @ np.linalg.solve(v, rest) / left
+    dets = np.linalg.slogdet(v)[1] - np.linalg.slogdet(inverse)[1]
+    value = -0.5 * (left * np.log(2 * np.pi * residual) + dets + left)
+    return float(value), beta, np.sqrt(residual * np.diag(inverse))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.5])
+def test_random_effects_of_owners(spread: float) -> None:
+    rng = np.random.default_rng(1)
+    sizes = np.array([12, 3, 40, 25, 1, 60, 18, 31])
+    owner = np.repeat(np.arange(8), sizes)
+    x = exact(rng.normal(50, 10, (len(owner), 2)))
+    effect = spread * rng.normal(0, 1, 8) if spread else np.zeros(8)
+    noise = rng.normal(0, 1, len(owner))
+    if not spread:  # less between owners than by chance
+        noise -= np.array([noise[owner == i].mean() for i in range(8)])[owner]
+    y = (x @ [1.0, -0.5] + effect[owner] + noise).round(3)
+    toy = fitted("fedglm", x, y, [*np.cumsum(sizes)[:-1]], owners="random")
+    table, fit = toy.server.findings()
+    found = dict(fit.rows)
+    assert toy.server.done and found["owners"] == 8 and found["converged"] == "yes"
+    ratio = found["variance of owners' effects"] / found["residual variance"]
+    value, beta, errors = restricted(x, y, owner, ratio)
+    assert abs(found["restricted log-likelihood"] - value) < 1e-6
+    assert np.abs(column(table, "Coefficient") / beta - 1).max() < 1e-8
+    assert np.abs(column(table, "Std. error") / errors - 1).max() < 1e-8
+    assert all(value >= restricted(x, y, owner, max(ratio, 1e-6) * step)[0] - 1e-9 for step in (0.99, 1.01, 3))
+    if spread:
+        ref = sm.MixedLM(y, sm.add_constant(x), owner).fit(reml=True, gtol=1e-9)
+        assert abs(found["restricted log-likelihood"] - ref.llf) < 1e-5
+        assert np.abs(column(table, "Coefficient") / ref.fe_params - 1).max() < 1e-4
+        assert abs(found["residual variance"] / ref.scale - 1) < 1e-3
+        assert abs(found["variance of owners' effects"] / ref.cov_re[0, 0] - 1) < 1e-2
+    else:
+        assert ratio == 0.0
+
+
 def test_least_squares_on_diabetes() -> None:
     x, y = load_diabetes(return_X_y=True, scaled=False)
     x = exact(x)

@@ -12,7 +12,7 @@ import pytest
 from fedloom.remote import payload
 from fedloom.remote.frames import PULSE, SILENCE
 from fedloom.remote.hub import Hub
-from fedloom.remote.loop import AT_WORK, ListeningLoop, ListeningSelector
+from fedloom.remote.loop import AT_WORK, SMALL, ListeningLoop, ListeningSelector
 from fedloom.remote.rpc_errors import CallRefused
 
 LINKS = 300
@@ -177,7 +177,7 @@ def test_a_head_that_takes_long_delays_no_other_node_and_has_one_thread(parser: 
             connection.session = "s"
             connection.heard("s")
         try:
-            reply: dict[str, Any] = {"hub": hub.token, "number": 99, "code": "", "words": "slow"}
+            reply: dict[str, Any] = {"hub": hub.token, "number": 99, "code": "", "words": "slow" * SMALL}
             slow = [asyncio.ensure_future(ask(hub, "node-0", "reply", reply)) for _ in range(20)]
             await asyncio.to_thread(parser.stopped.acquire)
             call = asyncio.ensure_future(hub.connections["node-1"].ask("do", b"work", deadline=60))

@@ -11,13 +11,14 @@ import pytest
 from fedloom.api import execute
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.plan.reading import check
+from fedloom.report import write
 from tests.net.nodes import federation
 
 SCALE = (1000.0, 300.0)
 DP: dict[str, Any] = {"unit": "rows", "clip": 1.0, "sigma": 1.5}
 
 
-def write(path: Path, seed: int) -> Path:
+def rows_of(path: Path, seed: int) -> Path:
     """120 prices, near 1000 + 300 x."""
     rng = np.random.default_rng(seed)
     x, z = rng.normal(size=(2, 120))
@@ -45,12 +46,13 @@ def test_noise_on_a_number_at_nodes(tmp_path: Path) -> None:
     def own(name: str) -> dict[str, Any]:
         number = int(name[-1])
         scale = SCALE if number < 3 else (0.0, 1.0)
-        rows = {"rows": write(tmp_path / f"{name}.csv", number), "label": "price", "label_scale": scale}
+        rows = {"rows": rows_of(tmp_path / f"{name}.csv", number), "label": "price", "label_scale": scale}
         return {"data": {"prices": {**rows, "keep": ("x", "z"), "epsilon": 100.0, "score": True}}, "evaluate": True}
 
     with federation(tmp_path, 4, own) as (path, _):
         path.write_text(path.read_text().replace('[[nodes]]\nname = "node-3"', ""))
-        found = execute(run_of(path)).summary
+        found = execute(run_of(path), tmp_path / "run").summary
+        assert "RMSE" in write(tmp_path / "run").read_text()
         path.write_text(path.read_text().replace("node-2", "node-3"))
         with pytest.raises(ConfigError, match=r"label_scale of prices must be that of this node"):
             execute(run_of(path))

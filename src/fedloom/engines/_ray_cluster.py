@@ -184,7 +184,7 @@ def _join(address: str | None, cpus: int) -> None:
             raise EngineError(f"Ray cannot start a cluster on this machine: {reason}") from None
         raise EngineError(
             f"this machine cannot join the Ray cluster at {address!r} ({reason}); first run `ray start --address=…` "
-            "on it, with the cluster's RAY_AUTH_MODE and token"
+            "on it; if that says that tokens are enabled, export RAY_AUTH_MODE=token here, with the same token"
         ) from None
     finally:
         if main and callable(before):  # a run saves before it stops; Ray's handler would end it at once

@@ -15,7 +15,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.party import LearnedTable
 from fedloom.core.task import Number
 from fedloom.data.encoder import undo
-from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import encoded, interpret
 from fedloom.engines import LocalEngine
@@ -33,7 +33,11 @@ FEWEST = 3
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Sums over owners, as tables.
+    """Sums over owners, as tables: the result of `stats`, and a card in a notebook.
+
+    Example:
+        >>> found.owners, [table.title for table in found.tables]  # of the example of `stats`
+        (('a', 'b', 'c'), ['Numbers', 'Words'])
 
     Attributes:
         tables: numbers, then words and classes, as far as there are any.
@@ -67,7 +71,7 @@ class Stats:
             >>> found.to_latex().count("tabular")
             4
         """
-        return "\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+        return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
 
     def _repr_html_(self) -> str:
         head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"
@@ -106,7 +110,7 @@ def stats(
     keep: Sequence[str] = (),
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
-    decimal: Decimal = ".",
+    decimal: Decimals = ".",
     min_cell: int = 5,
 ) -> Stats:
     """Rows, missing values, means, s.d., quartiles, words and drift of all owners' rows, by the method `stats`.
@@ -129,6 +133,8 @@ def stats(
     Raises:
         DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.
     """
+    if not (group is None or isinstance(group, str)):
+        raise DataError("Statistics need the owners in a column: give a data frame, and the column's name as group.")
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
         decimal=decimal, missing_columns="allow",

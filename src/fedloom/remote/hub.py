@@ -19,7 +19,7 @@ from fedloom.core.message import Limits, Tree
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.frames import LARGE, LARGEST, LARGEST_PIECE, RECONNECT, SILENCE, printable
-from fedloom.remote.loop import clock
+from fedloom.remote.loop import aside, clock
 from fedloom.remote.rpc_errors import CallRefused, refused
 from fedloom.remote.rpc_server import RPCServer, serve
 
@@ -250,7 +250,7 @@ class Hub:
         if kind not in _CALLS:
             raise CallRefused(rpc_errors.MALFORMED, "unknown kind of call")
         async with connection.parsing:
-            request, rest = await asyncio.to_thread(_unpacked, body, _CALLS[kind])
+            request, rest = await aside(len(body), lambda: _unpacked(body, _CALLS[kind]))
         if kind == "next":
             return await connection.next(request)
         if kind == LARGE:

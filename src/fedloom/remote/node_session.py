@@ -21,6 +21,7 @@ from fedloom.core.party import Note
 from fedloom.core.templates import spell
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Connection, Timeouts
+from fedloom.remote.loop import aside
 from fedloom.remote.rpc_errors import CallRefused
 
 REASONS: Final = frozenset(
@@ -193,7 +194,7 @@ class NodeSession:
         about: dict[str, Tree] = {"run": common.run, "start": common.start, "round": call[0], "method": call[1]}
         head: Tree = {**about, "sum": name, "step": step, "names": [*names]}
         answer = await self.ask("sum", payload.pack(head, *parts))
-        answered, rest = await asyncio.to_thread(payload.unpack, answer, {"names": object})
+        answered, rest = await aside(len(answer), lambda: payload.unpack(answer, {"names": object}))
         theirs = answered["names"]
         if not isinstance(theirs, list) or not all(isinstance(one, str) for one in theirs):
             raise MessageError("the names of a sum must be a list")
@@ -264,12 +265,14 @@ class NodeSession:
                 answer = await self.ask("do", body, number)
                 self._worked = True
                 common.stale.discard(self.party)
-                return await asyncio.to_thread(self._parse, tasks, answer, number)
+                return await aside(len(answer), lambda: self._parse(tasks, answer, number))
             except CallRefused as error:
                 if error.code in (rpc_errors.STALE, rpc_errors.STOPPED):
                     self._note_gone(error)
                 traced = error.code in (rpc_errors.FAILED, rpc_errors.MALFORMED)
                 trace = self._pointer(number, error.words) if traced else ""
+                if error.code == rpc_errors.REFUSED and tasks[0].round < 0:  # such as looks that are used up
+                    trace = f"{self.name}: {error.words}"
                 return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
                 return TaskResults([Failure("not a message", f"{self.name}: {error}") for _ in tasks])

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedloom.core.cards import html_card
+from fedloom.experiment.config.spoken import in_python
 from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
@@ -64,7 +65,9 @@ def comparison_card(found: Comparison, verdict: str) -> str:
         rows.append([m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)])
     rows += [[name, how, fmt.NONE, fmt.NONE, fmt.NONE] for name, how in found.without_result.items()]
     lines = [] if found.joint else [conclusion(d) for d in found.differences]
-    return html_card(verdict, [*lines, *found.remarks], ["method", score.title, "seeds", "sent", "time"], rows)
+    return html_card(
+        verdict, [*lines, *map(in_python, found.remarks)], ["method", score.title, "seeds", "sent", "time"], rows
+    )
 
 
 def _axes() -> tuple[Figure, Any]:

@@ -22,7 +22,7 @@ from fedloom.core.rng import stream
 from fedloom.data.alignment import near_misses, normalize
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset
-from fedloom.data.hub import read_table
+from fedloom.data.hub import read_table, refuse_unknown_files
 from fedloom.data.options import DataOptions
 from fedloom.data.own import encoded, interpret
 from fedloom.experiment.run.execute import one_thread
@@ -155,7 +155,8 @@ def read_parties(
         )
     if len({file.stem for file in files}) < len(files):
         raise DataError(f"Files must have different names, not {', '.join(file.name for file in files)}.")
-    tables = [read_table(file, needed=[options.id], grammar=options.grammar) for file in files]
+    refuse_unknown_files(options.decimals, files)
+    tables = [read_table(file, needed=[options.id], grammar=options.of_file(file.name).grammar) for file in files]
     if options.label not in tables[0]:
         holder = next((file for file, table in zip(files, tables, strict=True) if options.label in table), None)
         raise DataError(

@@ -26,8 +26,9 @@ class LinearConfig(MethodConfig):
     l2: float = Field(0.0, ge=0)
     """Penalty: half of it times the sum of squared coefficients of standardized columns is added to the negative
     log-likelihood."""
-    owners: Literal["none", "fixed"] = "none"
-    """Whether each owner but the first has an effect of its own."""
+    owners: Literal["none", "fixed", "random"] = "none"
+    """Whether each owner has an effect of its own: "fixed", one for each but the first; "random" (`fedglm`, least
+    squares), drawn from a normal distribution whose variance is found by restricted maximum likelihood."""
     level: float = Field(0.95, gt=0, lt=1)
     """Of confidence intervals."""
 
@@ -47,6 +48,11 @@ class LinearConfig(MethodConfig):
     def iterations_per_round(self) -> int:
         """20 rounds unless the run says otherwise; most fits need eight."""
         return 10
+
+    @property
+    def min_rounds(self) -> int:
+        """The second round accepts the first step."""
+        return 2
 
 
 def for_number(party: Party[object]) -> bool:

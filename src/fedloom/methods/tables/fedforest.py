@@ -249,7 +249,7 @@ def round(
 FEDFOREST = Method(
     name="fedforest",
     title="A random forest from sums of integers, as on pooled rows",
-    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
+    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
     family="tables",
     config=FedForestConfig,
     tasks=EVERY_TASK,

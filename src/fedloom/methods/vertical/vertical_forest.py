@@ -285,7 +285,7 @@ def round_alone(
 VERTICAL_FOREST = Method(
     name="vertical-forest",
     title="A random forest over the bins of all parties' columns, sent once",
-    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost, 2020",
+    paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
     family="vertical",
     only_classes="its leaves hold the shares of classes",
     no_local="trees have no optimizer and count each row once",

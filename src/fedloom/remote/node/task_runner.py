@@ -71,12 +71,15 @@ def work(
                 if request["method"] != "score" and not isinstance(result, Failure):
                     result = node_run.outgoing(result)
                 if request["mask"] is not None:
+                    if node_run.summed and not _is_finite(party, watch):
+                        node_run.undo()
+                        result = Failure("not finite")
                     result = _masked(node_run, result, request, shared)
                 lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
-        if watch.changed() and party._network is not None:
-            message.check_finite(party.net.state()["params"])
+        if not _is_finite(party, watch):
+            raise MessageError("the weights are not finite")
         notes = _finite(party.take_notes())
-        if node_run.covered:  # others depend on rows
+        if node_run.covered or node_run.summed:  # others depend on rows
             notes = {name: note for name, note in notes.items() if name in node_run.covered}
         head: Tree = {"lines": lines, "notes": notes if node_run.notes else {}, "missing": missing}
         reply = payload.pack(head, *replies)
@@ -101,6 +104,17 @@ def work(
             raise refused("the call would leave weights that are not finite; nothing was changed") from None
         raise
     return reply
+
+
+def _is_finite(party: Party[MethodConfig], watch: "_Watch") -> bool:
+    """Whether the weights are finite, if they have changed."""
+    if party._network is None or not watch.changed():
+        return True
+    try:
+        message.check_finite(party.net.state()["params"])
+    except MessageError:
+        return False
+    return True
 
 
 def _masked(node_run: NodeRun, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
