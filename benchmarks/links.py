@@ -3,7 +3,8 @@
 The coordinator is this process; all nodes are stubs in another one, each with a certificate and a connection of its
 own, that echo their bytes. The nodes are dealt to the runs, each of which has its own address, and rounds in which it
 asks all of its nodes at once. Of all calls: how many failed, their time, and the coordinator's CPU; how often a node
-counted as absent, which none ever was; and the coordinator's memory after the second round of every run and at the end.
+counted as absent, which none ever was; and the coordinator's memory after a fifth and half of the rounds, and at the
+end.
 """
 
 import asyncio
@@ -70,7 +71,8 @@ async def nodes(folder: Path, first: int, count: int, runs: int) -> None:
 
 async def measure(folder: Path, count: int, runs: int, rounds: int, size: int) -> None:
     """A row of the table."""
-    absent, took, memory, failed = list[str](), list[float](), [0] * runs, 0
+    absent, took, memory, failed = list[str](), list[float](), dict[int, int](), 0
+    marks = rounds // 5, rounds // 2
 
     def changed(name: str, up: bool) -> None:
         if not up:
@@ -95,8 +97,8 @@ async def measure(folder: Path, count: int, runs: int, rounds: int, size: int) -
     async def work(n: int) -> None:
         for t in range(rounds):
             await asyncio.gather(*map(call, hubs[n]))
-            if t == 1:
-                memory[n] = resident("VmRSS")
+            if t + 1 in marks:
+                memory[t + 1] = resident("VmRSS")  # when the last of the runs is there
 
     every = [connection for hub in hubs for connection in hub]
     words = [str(folder), *map(str, (first, count, runs))]
@@ -113,7 +115,8 @@ async def measure(folder: Path, count: int, runs: int, rounds: int, size: int) -
         cells = [
             *(f"{n:,}" for n in (count, runs, rounds, size)), f"{connected:.1f}", f"{failed} of {total:,}",
             f"{len(absent)}", f"{wall:.1f}", f"{cuts[49]:.2f}, {cuts[98]:.2f}, {max(took):.2f}",
-            f"{1000 * cpu / total:.1f}", f"{max(memory) / 1e6:.0f}, {resident('VmRSS') / 1e6:.0f}",
+            f"{1000 * cpu / total:.1f}",
+            ", ".join(f"{size / 1e6:.0f}" for size in (*memory.values(), resident("VmRSS"))),
         ]  # fmt: skip
         print("|", " | ".join(cells), "|", flush=True)
         assert others.stdin is not None
@@ -125,7 +128,7 @@ def main(lines: Sequence[Sequence[int]]) -> None:
     """Print the table."""
     print(
         "| nodes | runs | rounds | bytes | s to connect | failed calls | false absences | s in all "
-        "| s a call: median, 99 %, longest | CPU ms a call | memory, MB: early, end |"
+        "| s a call: median, 99 %, longest | CPU ms a call | memory, MB: fifth, half, end |"
     )
     print("|---" * 11 + "|")
     for count, *line in lines:
