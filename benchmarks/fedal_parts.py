@@ -3,8 +3,9 @@
 Operations of torch (with those of gradients) and calls of Python functions in an iteration of ten clients, ours and of
 `benchmarks.fewest`. Counts are equal on every machine, unlike seconds. Then the operations that we do more often.
 
-`python -m benchmarks.fedal_parts --without`: CPU milliseconds of an iteration of ours while part after part is taken
-out, and of the fewest calls in the same pair. What is left computes what the fewest calls compute, by our classes.
+`python -m benchmarks.fedal_parts --without fedal` (or `split`, `afind`): CPU milliseconds of ours while part after part
+is taken out, and of the fewest calls in the same pair. What is left computes what the fewest calls compute, by our
+classes.
 """
 
 import cProfile
@@ -22,9 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import fedal
+from benchmarks import afind, fedal, vertical
 from benchmarks.fewest import Adam as Fused
-from benchmarks.fewest import distillation
+from benchmarks.fewest import choosing, distillation, splitting
 from benchmarks.timing import cpu
 from fedloom.core import context, federation, message
 from fedloom.core.context import Rows
@@ -109,6 +110,7 @@ def move(adam: Adam, w: Tensor, g: Tensor, slots: dict[str, Tensor], *_: object)
     kept.step([g])
 
 
+ADAM, COMMON = "separate operations of Adam", 5
 PARTS: dict[str, list[tuple[Any, str, Any]]] = {
     "checks of finiteness, structure and shape": [
         (message, "check_finite", nothing),
@@ -129,9 +131,10 @@ PARTS: dict[str, list[tuple[Any, str, Any]]] = {
         (page, "local_stage", local_stage),
         (page, "transfer_step", transfer_step),
     ],
-    "separate operations of Adam, products of outputs": [(Network, "descend", descend), (Adam, "move", move)],
+    "products of outputs and gradients": [(Network, "descend", descend)],
+    ADAM: [(Adam, "move", move)],
 }
-"""What is taken out, in this order."""
+"""What is taken out, in this order; the first `COMMON` are parts of every method."""
 
 
 @contextmanager
@@ -147,21 +150,26 @@ def without(names: list[str]) -> Iterator[None]:
             change.stop()
 
 
-def ladder(pairs: int = 7) -> None:
-    """Print CPU milliseconds of an iteration without more and more parts."""
-    ours, bar = fedal.ours("mlp", ITERATIONS), distillation("mlp", ITERATIONS)
+def ladder(work: str, pairs: int = 5) -> None:
+    """Print CPU milliseconds of some work without more and more parts."""
+    names = [*PARTS]
+    if work == "fedal":
+        ours, bar = fedal.ours("mlp", ITERATIONS), distillation("mlp", ITERATIONS)
+    elif work == "split":
+        job = vertical.Job("split", 1024, epochs=1)
+        ours, bar, names = job.round, splitting(job), [*names[:COMMON], ADAM]
+    else:
+        same = afind.places(afind.PEERS, "mlp", afind.IMAGE)
+        ours, bar, names = afind.Job(same, tau=1e-12).round, choosing(same), names[:COMMON]
     ours(), bar()
-    print("| without | ours, ms | the fewest calls, ms | ratio | the ratio falls by |\n|---|---|---|---|---|")
-    before = None
-    for n in range(len(PARTS) + 1):
-        with without([*PARTS][:n]):
+    print(f"| {work} without | ours, ms | the fewest calls, ms | ratio |\n|---|---|---|---|")
+    for n in range(len(names) + 1):
+        with without(names[:n]):
             ours()
-            each = [(cpu(ours) / ITERATIONS, cpu(bar) / ITERATIONS) for _ in range(pairs)]
+            each = [(cpu(ours), cpu(bar)) for _ in range(pairs)]
         a, b = (1e3 * statistics.median(column) for column in zip(*each, strict=True))
         ratio = statistics.median(x / y for x, y in each)
-        less = "" if before is None else f"{before - ratio:.2f}"
-        print(f"| {[*PARTS][n - 1] if n else 'nothing'} | {a:.1f} | {b:.1f} | {ratio:.2f} | {less} |", flush=True)
-        before = ratio
+        print(f"| {names[n - 1] if n else 'nothing'} | {a:.1f} | {b:.1f} | {ratio:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -182,4 +190,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    ladder() if sys.argv[1:] == ["--without"] else main()
+    ladder(sys.argv[2]) if sys.argv[1:2] == ["--without"] else main()
