@@ -270,6 +270,8 @@ def _check_senders(answers: bool, each: Mapping[str, Any], shared: Mapping[str, 
 def _take_turn(node_run: NodeRun, request: Mapping[str, Any], given: Mapping[str, Tree]) -> None:
     """Record a call, which must have its turn in the round."""
     party, method = node_run.party, request["method"]
+    if method not in party.TO_PEERS and len(request["tasks"]) > 1:
+        raise refused(f"a call of {method} is one task: only answers to peers are several")
     most = party.cfg.calls_in_round(party.context).get(method, 1)
     peers, sha256 = method in party.TO_PEERS, message.digest(dict(given))
     asker = int(given["by"]) if peers and "asked" in given else -1  # type: ignore[arg-type]
