@@ -189,7 +189,7 @@ def test_every_script_of_the_results_exists_and_has_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["-m benchmarks.none", "-m benchmarks.fedal_parts 3", "examples/cases/table.py a --odd"]
+    "line", ["-m benchmarks.none", "-m benchmarks.secure_sums 3", "examples/cases/table.py a --odd"]
 )
 def test_a_wrong_script_in_the_docs_is_found(line: str) -> None:
     assert wrong_script(line)
