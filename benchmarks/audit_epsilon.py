@@ -31,7 +31,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedloom._version import __version__
-from fedloom.core import message
+from fedloom.core import evaluation, message
 from fedloom.core.fixed_point import threshold
 from fedloom.core.message import leaves
 from fedloom.core.templates import spell
@@ -52,7 +52,7 @@ from fedloom.protect.privacy import clipped_rows
 from fedloom.protect.skellam import skellam
 from fedloom.remote import payload
 from fedloom.remote.node import config as node_config
-from fedloom.remote.node import task_runner
+from fedloom.remote.node import looks, task_runner
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.service import NodeService
 from fedloom.remote.rpc_errors import CallRefused
@@ -535,6 +535,33 @@ def _crafted_embedding(trials: int, steps: int, sigma: float) -> tuple[np.ndarra
     return scores[0], scores[1]
 
 
+def audit_look(runs: int, seed: int = 0) -> Audit:
+    """A3 of a look: one test row is replaced, of which a crafted model is certain, or certain of the other class. Both
+    numbers together have ε = 1, at δ = 0."""
+    party, counts = _trained(1.0), float(ROWS - TRAINING)
+    y = party.context.tests["own"].y(torch.arange(ROWS - TRAINING))
+    logits = -3.0 * torch.nn.functional.one_hot(y, 2).float()
+    worlds = []
+    for odd in (30.0, -1e30):
+        logits[0] = torch.where(torch.arange(2) == y[0], odd, -odd)
+        with changed((type(party), "infer", lambda *_: logits)):
+            loss = evaluation.predictions(party, on="own")["loss"].clamp(max=evaluation.MAX_LOSS)
+            worlds.append((evaluation.score(party, on="own"), loss))
+
+    def found(scores: Sequence[Mapping[str, Any]]) -> float:
+        told = []
+        for exact in scores:
+            shown: list[Any] = [looks.blurred(exact, seed + 7, {"t": t}, {}) for t in range(runs)]
+            told.append(np.array([float(x["loss"]) * counts / 10 - float(x["accuracy"]) * counts for x in shown]))
+        return separated(told[0], told[1])[1]
+
+    exact = [score for score, _ in worlds]
+    broken = {"losses clipped as a whole": found([{**score, "loss": loss} for score, loss in worlds])}
+    with changed((looks, "SCALE", looks.SCALE / 3)):
+        broken["a third of the noise"] = found(exact)
+    return Audit("A3 look", 1.0, found(exact), broken)
+
+
 Scores = Callable[[int, int, float], tuple[np.ndarray, np.ndarray]]
 WHITE_BOX: dict[str, tuple[Scores, float]] = {
     "noise in the sum": (_crafted_sum, 1.0),
@@ -571,6 +598,7 @@ def main(scale: float = 1.0, seed: int = 0) -> int:
         lambda: audit_choice(runs, seed),
         lambda: audit_leaves(runs, seed),
         lambda: audit_one_run(16_000, seed),
+        lambda: audit_look(50 * runs, seed),
         *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),
     ]
     print("| attack, claim | claimed ε | found ε | found where something is reverted | |\n|---|---|---|---|---|")

@@ -6,13 +6,14 @@
 
 All are of scikit-learn's digits, whatever data the paper has. `search` compares an oracle with the rival on validation
 rows, with a seed that the verdict lacks, on beds from the smallest up, and stops at the first where the oracle is at
-least the printed effect above. `verdict` runs the method, the rival, the oracle and training alone there with ten
-seeds. Each run is a line of benchmarks/archive/beds.jsonl; a run that is there is not repeated. docs/results/beds.md
-has its table, and tests/test_archived.py runs a cell of it again.
+least the printed effect above. There each row's rate is the best of equally many, by validation rows of two seeds.
+`verdict` runs all rows there with ten seeds. Each run is a line of benchmarks/archive/beds.jsonl; a run that is there
+is not repeated. docs/results/beds.md has its table, and tests/test_archived.py runs a cell of it again.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks import archived
@@ -20,13 +21,17 @@ from benchmarks.archived import SEARCH_SEED, SEEDS, merged
 
 
 class Headline(NamedTuple):
-    """A claim: its printed effect in points, its rows by role, and the beds from small to large."""
+    """A claim: its printed effect in points, its rows by role, the beds from small to large, and rates to choose from.
+
+    A row may have rates of its own, equally many; without any it has those of the library, or of `common`.
+    """
 
     effect: float
     measure: str
     rows: dict[str, dict[str, Any]]
     beds: dict[str, dict[str, Any]]
     common: dict[str, Any]
+    rates: Mapping[str, Sequence[float]]
 
 
 def _distillation(rows: int, alpha: float) -> dict[str, Any]:
@@ -61,6 +66,7 @@ HEADLINES = {
             },
             "models": {"pool": ["mlp"]},
         },
+        rates={},
     ),
     "afind": Headline(
         effect=6.4,  # AFIND+ over Gossip, Table 1, mean of the two pathological columns of CIFAR-10
@@ -104,6 +110,7 @@ HEADLINES = {
             },
             "models": {"pool": ["mlp"]},
         },
+        rates={},
     ),
     "evfl": Headline(
         effect=9.2,  # Proto-EVFL over Vanilla VFL, Table IV, mean of seven columns of Fashion-MNIST
@@ -111,9 +118,14 @@ HEADLINES = {
         rows={
             "rival": {"name": "split learning", "method": "split"},
             "oracle": {"name": "pooled", "method": "pooled"},
-            "alone": {"name": "active party alone", "method": "active-only"},
-            "method": {"name": "Proto-EVFL", "method": "proto-evfl"},
-            "proto-student": {"name": "proto-student", "method": "proto-student"},
+            "alone": {"name": "active party alone", "method": "active-only", "rates": {}},
+            "method": {
+                "name": "Proto-EVFL",
+                "method": "proto-evfl",
+                "rates": {"lr": (1e-6, 1e-5, 1e-4, 1e-3), "active_lr": (0.001, 0.01)},
+            },
+            "library": {"name": "Proto-EVFL, rates of the library", "method": "proto-evfl", "rates": {}},
+            "proto-student": {"name": "proto-student", "method": "proto-student", "rates": {}},
         },
         beds={f"{aligned} aligned": {"columns": {"aligned": aligned}} for aligned in (30, 60, 120)},
         common={
@@ -121,23 +133,24 @@ HEADLINES = {
             "data": {"name": "digits", "clients": 4, "test_rows": 360},
             "columns": {"unaligned": 200},
         },
+        rates={"lr": (0.0003, 0.001, 0.003, 0.01), "active_lr": (0.001, 0.01)},
     ),
     "augfl": Headline(
         effect=3.3,  # AugFL with its pretrained model over AugFL without, Table II, Fashion-MNIST
         measure="1 step",
         rows={
-            "rival": {"name": "AugFL without the model", "method": "augfl", "params": {"meta_lr": 0.2, "lam": 0.0}},
+            "rival": {"name": "AugFL without the model", "method": "augfl", "params": {"lam": 0.0}},
             "oracle": {
                 "name": "the server's labels in its place",
                 "method": "augfl",
-                "params": {"meta_lr": 0.2, "crd": 0.0, "ce": 1.0},
+                "params": {"crd": 0.0, "ce": 1.0},
             },
-            "alone": {"name": "no training", "method": "local-only"},
-            "method": {"name": "AugFL", "method": "augfl", "params": {"meta_lr": 0.2}},
+            "alone": {"name": "no training", "method": "local-only", "rates": {}},
+            "method": {"name": "AugFL", "method": "augfl"},
             "KL": {
                 "name": "AugFL, KL in place of CRD",
                 "method": "augfl",
-                "params": {"meta_lr": 0.2, "crd": 0.0, "kl": 1.0},
+                "params": {"crd": 0.0, "kl": 1.0},
             },
         },
         beds={
@@ -159,6 +172,7 @@ HEADLINES = {
             "models": {"pool": ["mlp"]},
             "pretrained": {"model": "cnn"},
         },
+        rates={"meta_lr": (0.02, 0.05, 0.1, 0.2, 0.4)},
     ),
 }
 
@@ -172,10 +186,10 @@ TITLES = {
 ROLES = {"rival": " (the rival)", "oracle": " (the oracle)"}
 
 
-def settings(headline: Headline, bed: str, role: str) -> dict[str, Any]:
-    """The settings of a role's runs on a bed."""
-    row = {key: value for key, value in headline.rows[role].items() if key != "name"}
-    out = merged(headline.common, headline.beds[bed], row)
+def settings(headline: Headline, bed: str, role: str, rate: str = "") -> dict[str, Any]:
+    """The settings of a role's runs on a bed, at one of its rates, or at those of the library."""
+    row = {key: value for key, value in headline.rows[role].items() if key not in ("name", "rates")}
+    out = merged(headline.common, headline.beds[bed], row, {"params": rates(headline, role)[rate]} if rate else {})
     if role == "oracle" and row["method"] == "local":  # as many rows as all clients hold, and the public ones
         data = headline.common["data"]
         rows = headline.beds[bed]["data"]["options"]["rows"] * data["clients"] + data["public_rows"]
@@ -183,10 +197,19 @@ def settings(headline: Headline, bed: str, role: str) -> dict[str, Any]:
     return out
 
 
-def measured(name: str, bed: str, role: str, seeds: Sequence[int], *, validation: bool) -> dict[int, float]:
+def rates(headline: Headline, role: str) -> dict[str, dict[str, float]]:
+    """The rates that a role chooses from, in words, and as settings."""
+    given = headline.rows[role].get("rates", headline.rates)
+    found = [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+    return {", ".join(f"{key} {value:g}" for key, value in one.items()): one for one in found}
+
+
+def measured(
+    name: str, bed: str, role: str, seeds: Sequence[int], *, validation: bool, rate: str = ""
+) -> dict[int, float]:
     """Seed -> the measure of a role on a bed."""
-    run = merged(settings(HEADLINES[name], bed, role), {"data": {"validation": 0.25}} if validation else {})
-    about = {"headline": name, "bed": bed, "role": role, "validation": validation}
+    run = merged(settings(HEADLINES[name], bed, role, rate), {"data": {"validation": 0.25}} if validation else {})
+    about = {"headline": name, "bed": bed, "role": role, "validation": validation, "rate": rate}
     return archived.measured("beds", about, run, seeds, HEADLINES[name].measure)
 
 
@@ -201,24 +224,39 @@ def searched(name: str) -> str | None:
     return None
 
 
+def chosen(name: str, bed: str, role: str) -> str:
+    """The rate of a role with the highest mean on validation rows of the seeds of searches; the first of equal ones."""
+    seeds = [SEARCH_SEED, SEARCH_SEED - 1]
+
+    def mean(rate: str) -> float:
+        return sum(measured(name, bed, role, seeds, validation=True, rate=rate).values())
+
+    tried = [*rates(HEADLINES[name], role)]
+    return max(tried, key=mean) if len(tried) > 1 else tried[0]
+
+
 def table() -> str:
     """The archived verdicts, in Markdown."""
-    lines = ["| row | accuracy | minus the rival |", "|---|---|---|"]
+    lines = ["| row | rate | accuracy | minus the rival |", "|---|---|---|---|"]
     for name, headline in HEADLINES.items():
-        about = {"headline": name, "validation": False}
-        rival = archived.found("beds", {**about, "role": "rival"})
-        if len(rival) < len(SEEDS):
+        about = {"headline": name, "role": "rival", "validation": False}
+        if len(archived.found("beds", about)) < len(SEEDS):
             continue
-        bed = next(line["bed"] for line in archived.read("beds") if {**about, "role": "rival"}.items() <= line.items())
-        search = {**about, "validation": True, "bed": bed}
-        top, low = (archived.found("beds", {**search, "role": role})[SEARCH_SEED] for role in ("oracle", "rival"))
-        room = f"printed +{headline.effect:g}; oracle {top - low:+.1f} on validation rows"
-        lines.append(f"| **{TITLES[name]}**, {bed}; {room} | | |")
+        bed = next(line["bed"] for line in archived.read("beds") if about.items() <= line.items())
+        top, low = (measured(name, bed, role, [SEARCH_SEED], validation=True) for role in ("oracle", "rival"))
+        room = f"printed +{headline.effect:g}; oracle {top[SEARCH_SEED] - low[SEARCH_SEED]:+.1f} on validation rows"
+        lines.append(f"| **{TITLES[name]}**, {bed}; {room} | | | |")
+        rival: dict[int, float] = {}
         for role, row in headline.rows.items():
-            values = archived.found("beds", {**about, "role": role})
-            if len(values) == len(SEEDS):
-                minus = "–" if role == "rival" else archived.difference(values, rival)
-                lines.append(f"| {row['name']}{ROLES.get(role, '')} | {archived.mean(values)} | {minus} |")
+            if not archived.found("beds", {**about, "role": role}):
+                continue
+            rate = chosen(name, bed, role)
+            values = archived.found("beds", {**about, "role": role, "rate": rate})
+            if len(values) < len(SEEDS):
+                continue
+            rival = rival or values
+            minus = "–" if role == "rival" else archived.difference(values, rival)
+            lines.append(f"| {row['name']}{ROLES.get(role, '')} | {rate or '–'} | {archived.mean(values)} | {minus} |")
     return "\n".join(lines) + "\n"
 
 
@@ -229,9 +267,12 @@ def main() -> None:
         print(table(), end="")
     for name in names:
         bed = searched(name)
-        for role in HEADLINES[name].rows if task == "verdict" and bed else []:
-            values = measured(name, bed or "", role, [*SEEDS], validation=False)
-            print(f"{name}: {bed}: {role}: {sum(values.values()) / len(values):.1f}", flush=True)
+        for role in HEADLINES[name].rows if bed else []:
+            rate = chosen(name, bed or "", role)
+            print(f"{name}: {bed}: {role}: {rate}", flush=True)
+            if task == "verdict":
+                values = measured(name, bed or "", role, [*SEEDS], validation=False, rate=rate)
+                print(f"{name}: {bed}: {role}: {sum(values.values()) / len(values):.1f}", flush=True)
 
 
 if __name__ == "__main__":

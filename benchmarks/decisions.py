@@ -1,34 +1,43 @@
 """How often a trial's decisions are right: simulated federations whose true gains are known.
 
-    python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE]
+    python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE] [--advice]
 
-Each federation is drawn from one of fourteen designs. Linear models are trained in up to 3 repeats of 4 folds, as
-`fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the mean of all owners' models; the
-latter two also mixed with the own model, half and half, and by weights of the owners. The true gain of an owner is that
-of the very models, on 20,000 fresh rows of its own, 4,000 with more than 20 owners; of a window of time, on those of
-that window. The table counts decisions by true gain, for each design.
+Each federation is drawn from one of fourteen designs, with 2, 4, 6, 12 and 20 owners in turn. Linear models are trained
+in up to 3 repeats of 4 folds, as `fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the
+mean of all owners' models; the latter two also mixed with the own model, half and half, and by weights of the owners.
+The true gain of an owner is that of the very models, on 30 fresh rows for each of its own; of a window of time, on
+those of that window. The table counts decisions by true gain, for each design.
+
+Beside the owners that join stands how many could, of those whose true gain is 0.03 or more: the power of tests on the
+2.5 % level that know each standard error s. By own rows P(z > 1.96 - g / s), as no rule has that joins as seldom where
+this owner gains nothing. By all rows P(z > 1.96 - |g / s|) with all owners' gains in one vector, as no rule has that
+joins as seldom where nobody gains anything (J. Neyman, E. S. Pearson, 1933); with two owners, by own rows.
 """
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.experiment.trial.choice import WEIGHTS, best, personal
-from fedloom.experiment.trial.contributions import contributions, scores_of
-from fedloom.experiment.trial.decide import decide, worth_repeating
-from fedloom.experiment.trial.evidence import Evidence, evidence
+from fedloom.experiment.trial.contributions import scores_of
+from fedloom.experiment.trial.decide import SHARING, Decision, decide, worth_repeating
+from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
+from fedloom.experiment.trial.folds import windows as count_windows
 from fedloom.experiment.trial.partners import losses
 from fedloom.experiment.trial.run import FEWEST_REPEATS
 
-REPEATS, FOLDS, WINDOWS, FRESH, WORTH = 3, 4, 10, 20_000, 0.01
+REPEATS, FOLDS, WORTH, ALPHA = 3, 4, 0.01, 0.025
+FRESH, LEAST_FRESH = 30, 2_000
+"""Fresh rows for each row of an owner, so that its true gain has a thirtieth of the estimate's variance; at least."""
+OWNERS, MANY_OWNERS = (2, 4, 6, 12, 20), (50, 100)
+MOST_ROWS = 2_000
+"""Of an owner that is simulated again with more rows."""
 BANDS = ((-np.inf, 0.0), (0.0, 0.01), (0.01, 0.03), (0.03, np.inf))
 BAND_NAMES = ("≤ 0", "0 to .01", ".01 to .03", "≥ .03")
-DECISIONS = ("join", "same", "alone", "undecided", "too few")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +54,30 @@ class Federation:
     units: bool = False
 
 
-def federation(design: str, rng: np.random.Generator) -> Federation:
-    """A federation of this design."""
-    owners, columns = int(rng.choice([2, 4, 6, 12, 20])), int(rng.choice([6, 15, 40]))
-    if design == "many owners":
-        owners = int(rng.choice([50, 100]))
+@dataclass(frozen=True)
+class Outcome:
+    """What one owner is told, and what is true.
+
+    Attributes:
+        decision, gain, low, high: as told.
+        true: the true gain.
+        own, all: the power of the best tests by its own rows and by those of all owners: see the module.
+        mixed: the true gain of the model of all rows with a weight of the own model for each owner.
+    """
+
+    decision: Decision
+    gain: float
+    low: float
+    high: float
+    true: float
+    own: float
+    all: float
+    mixed: float
+
+
+def federation(design: str, owners: int, rng: np.random.Generator) -> Federation:
+    """A federation of this design, of so many owners."""
+    columns = int(rng.choice([6, 15, 40]))
     sizes = rng.integers(60, 200, owners)
     common = rng.normal(size=columns) * rng.choice([0.5, 1.0, 1.5]) / np.sqrt(columns)
     own, intercept = np.tile(common, (owners, 1)), 0.0
@@ -146,36 +174,74 @@ def half_and_own(losses: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.stack([np.full(of_fold.shape, 0.5), of_fold])
 
 
-def simulate(design: str, score: str, seed: int) -> list[tuple[str, float, float, float, float]]:
-    """Decision, true gain, estimate and interval of each owner of one federation."""
-    found, truth, _ = evidence_of(design, score, seed)
+def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
+    """The outcome of each owner of federation `number` of a design."""
+    found, truth, mixed = evidence_of(design, score, seed, number)
     done = min(FEWEST_REPEATS, len(found))
     while True:
         verdicts = decide(found[done - 1], WORTH)
         if done == len(found) or not worth_repeating(found[done - 1], verdicts, WORTH):
             break
         done += 1
-    return [(v.decision, float(g), v.gain, v.low, v.high) for v, g in zip(verdicts, truth[done - 1], strict=True)]
+    true = truth[done - 1]
+    own, together = powers(found[done - 1], true)
+    numbers = zip(verdicts, true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), strict=True)
+    return [Outcome(v.decision, v.gain, v.low, v.high, *rest) for v, *rest in numbers]
 
 
-def evidence_of(design: str, score: str, seed: int) -> tuple[list[list[Evidence]], list[np.ndarray], Federation]:
-    """After each repeat the evidence of each owner of one federation, and the true gains (N,)."""
-    rng = np.random.default_rng([seed, DESIGNS.index(design)])
-    world = federation(design, rng)
-    rows, fresh, count = [], [], FRESH if len(world.sizes) <= 20 else FRESH // 5
+def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
+    """Whether two undecided owners of a federation, at most, are decided with as many rows as they were told."""
+    found = evidence_of(design, score, seed, number)[0][FEWEST_REPEATS - 1]
+    told = [
+        (i, one.more_rows)
+        for i, one in enumerate(decide(found, WORTH))
+        if one.decision == "undecided" and one.more_rows is not None and one.more_rows <= MOST_ROWS
+    ]
+    again = [evidence_of(design, score, seed, number, rows_of)[0][FEWEST_REPEATS - 1] for rows_of in told[:2]]
+    return [decide(then, WORTH)[i].decision != "undecided" for then, (i, _) in zip(again, told, strict=False)]
+
+
+def powers(found: list[Evidence], true: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The power (N,) of the best tests of no gain by own rows, and by those of all owners: see the module."""
+    from scipy import stats
+
+    told = np.array([np.isfinite(one.gain) for one in found])
+    known = np.where(told, true, 0.0)
+    known[told] /= standard_errors([one for one, use in zip(found, told, strict=True) if use])[0]
+    least = stats.norm.isf(ALPHA)
+    own: np.ndarray = stats.norm.sf(least - known)
+    if told.sum() < SHARING:
+        return own, own
+    return own, np.full(len(found), stats.norm.sf(least - np.linalg.norm(known)))
+
+
+def evidence_of(
+    design: str, score: str, seed: int, number: int, rows_of: tuple[int, int] | None = None
+) -> tuple[list[list[Evidence]], list[np.ndarray], np.ndarray]:
+    """After each repeat the evidence of each owner of one federation, and the true gains (N,); and those of the model
+    of all rows with a weight for each owner, in the first repeat. `rows_of` has the number of an owner, and rows that
+    it has in place of those of the design."""
+    rng = np.random.default_rng([seed, DESIGNS.index(design), number])
+    numbers = MANY_OWNERS if design == "many owners" else OWNERS
+    world = federation(design, numbers[number % len(numbers)], rng)
+    if rows_of is not None:
+        world.sizes[rows_of[0]] = rows_of[1]
+    rows, fresh = [], []
     for i, n in enumerate(world.sizes):
         x, signal, unit = world.draw(i, int(n), rng)
         rows.append((x, labels(score, signal, world.intercept, rng), unit))
-        x, signal, _ = world.draw(i, count, rng)
+        x, signal, _ = world.draw(i, max(FRESH * int(n), LEAST_FRESH), rng)
         fresh.append((x, labels(score, signal, world.intercept, rng)))
-    repeats, K = (1, WINDOWS) if world.ordered else (REPEATS, FOLDS)
+    repeats, K = (REPEATS, FOLDS)
+    if world.ordered:
+        repeats, K = 1, count_windows(float(np.median(world.sizes)), int(world.sizes.max()))
     owners = range(len(rows))
     folds = [np.zeros((repeats, len(y)), np.int64) for _, y, _ in rows]
     # of each owner's rows (3, C, n, ...): alone, by the model of all rows, by the mean of all owners' models
     shown = [np.zeros((3, repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
-    new = {}  # (c, k, i): the same of fresh rows
-    windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y, _ in rows]  # the later half
-    fresh_windows = np.arange(count) * 2 * WINDOWS // count - WINDOWS
+    new: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}  # (c, k, i): the same of fresh rows
+    windows = [np.arange(len(y)) * 2 * K // len(y) - K for _, y, _ in rows]  # the later half
+    fresh_windows = [np.arange(len(y)) * 2 * K // len(y) - K for _, y in fresh]
     for c in range(repeats):
         for i, (_, y, unit) in enumerate(rows):
             folds[i][c] = windows[i] if world.ordered else folds_of(world, y, unit, rng)
@@ -185,7 +251,7 @@ def evidence_of(design: str, score: str, seed: int) -> tuple[list[list[Evidence]
             everyone = fit(score, np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]))
             own = [fit(score, x, y) for x, y in parts]
             for i, (x, _, _) in enumerate(rows):
-                test, late = folds[i][c] == k, fresh_windows == k if world.ordered else slice(None)
+                test, late = folds[i][c] == k, fresh_windows[i] == k if world.ordered else slice(None)
                 for z, into in ((x[test], None), (fresh[i][0][late], new)):
                     of_all = sum(predict(score, z, beta) for beta in own) / len(own)
                     three = np.stack([predict(score, z, own[i]), predict(score, z, everyone), of_all])
@@ -224,22 +290,29 @@ def evidence_of(design: str, score: str, seed: int) -> tuple[list[list[Evidence]
     chosen = best(scores, np.array([float(len(y)) for _, y, _ in rows]))
     root = score == "rmse"  # of the mean over all models, as the score is of the rows of all folds
     federated = [np.zeros_like(each[0]) for each in shown]
-    truth = np.zeros((2, repeats, K, len(rows)))
+    truth = np.zeros((3, repeats, K, len(rows)))
     for c, k in np.ndindex(repeats, K):
         m, mode = divmod(int(chosen[c, k]), 3)
         for i in owners:
             at, w = folds[i][c] == k, weights[m, c, mode, k, i]
             federated[i][c, at] = mixed(shown[i][:, c, at], m, w)
             three, y = new[c, k, i]
-            for side, told in enumerate((three[0], mixed(three, m, w))):
-                value = contributions(score, y, told, np.zeros(len(y)))[0]
-                truth[side, c, k, i] = value**2 if root else value
-    evidences, gains = [], []
-    for done in range(1, repeats + 1):
-        alone, joined = truth[:, :done].mean((1, 2))
+            values = scores_of(
+                score, y, np.stack([three[0], mixed(three, m, w), mixed(three, 0, weights[0, c, 2, k, i])])
+            )
+            truth[:, c, k, i] = values**2 if root else values
+
+    def gained(side: int, repeats: int) -> np.ndarray:
+        """The true gain (N,) in the first repeats."""
+        alone, joined = truth[[0, side], :repeats].mean((1, 2))
         if root:
             alone, joined = -np.sqrt(alone), -np.sqrt(joined)
-        gains.append(1 - joined / alone if score in ("rmse", "mae") else joined - alone)
+        found: np.ndarray = 1 - joined / alone if score in ("rmse", "mae") else joined - alone
+        return found
+
+    evidences, gains = [], []
+    for done in range(1, repeats + 1):
+        gains.append(gained(1, done))
         each = []
         for i, (_, y, unit) in enumerate(rows):
             use, unit = folds[i][0] >= 0, folds[i][0] if world.ordered else unit
@@ -251,30 +324,35 @@ def evidence_of(design: str, score: str, seed: int) -> tuple[list[list[Evidence]
                 )
             )  # fmt: skip
         evidences.append(each)
-    return evidences, gains, world
+    return evidences, gains, gained(2, 1)
 
 
-def table(results: dict[str, list[tuple[str, float, float, float, float]]]) -> str:
+def table(results: dict[str, list[Outcome]]) -> str:
     """Decisions by true gain, for each design and for all."""
     lines = [
-        "| design | owners | coverage | join by true gain: " + ", ".join(BAND_NAMES) + " | joins with gain ≤ 0 | alone "
-        "with gain ≥ .01 | same, by true gain |",
-        "|---|---|---|---|---|---|---|",
+        "| design | owners | coverage | join by true gain: "
+        + ", ".join(BAND_NAMES)
+        + " | could join, of ≥ .03: by own "
+        "rows, by all | joins with gain ≤ 0 | alone with gain ≥ .01 | same, by true gain | mix: < −.01, least |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in [*results.items(), ("all", [one for each in results.values() for one in each])]:
-        true = np.array([one[1] for one in found])
-        decision = np.array([one[0] for one in found])
-        known = np.array([np.isfinite(one[2]) for one in found])
-        inside = np.array([one[3] <= one[1] <= one[4] for one in found])[known].mean()
+        true, mixed = np.array([one.true for one in found]), np.array([one.mixed for one in found])
+        decision = np.array([one.decision for one in found])
+        told = [one for one in found if np.isfinite(one.gain)]
+        inside = np.mean([one.low <= one.true <= one.high for one in told])
         bands = [(true > low) & (true <= high) for low, high in BANDS]
         joined, same = (
             " ".join(f"{(decision[band] == kind).mean():.3f}" if band.any() else "–" for band in bands)
             for kind in ("join", "same")
         )
-        joins, large = decision == "join", true >= WORTH
+        could = [(one.own, one.all) for one in found if one.true > BANDS[-1][0]]
+        most = " ".join(f"{share:.3f}" for share in np.mean(could, axis=0)) if could else "– –"
+        joins, large, none = decision == "join", true >= WORTH, true <= 0
         lines.append(
-            f"| {name} | {len(found)} | {inside:.3f} | {joined} | {(joins & (true <= 0)).sum()} of "
-            f"{joins.sum()} | {((decision == 'alone') & large).sum()} of {large.sum()} | {same} |"
+            f"| {name} | {len(found)} | {inside:.3f} | {joined} | {most} | {(joins & none).sum()} of {joins.sum()}, of "
+            f"{none.sum()} | {((decision == 'alone') & large).sum()} of {large.sum()} | {same} | "
+            f"{(mixed < -WORTH).mean():.3f} {np.nanmin(mixed):+.3f} |"
         )
     return "\n".join(lines)
 
@@ -285,18 +363,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scores", nargs="+", default=["auc", "rmse"])
     parser.add_argument("--designs", nargs="+", default=list(DESIGNS), choices=DESIGNS)
-    parser.add_argument("--out", type=Path, help="a JSON file for the decisions")
+    parser.add_argument("--out", type=Path, help="a JSON file for the decisions, written after each design")
+    parser.add_argument(
+        "--advice", action="store_true", help="only: do the rows that undecided owners are told decide?"
+    )
     args = parser.parse_args()
-    kept = {}
+    if args.advice:
+        for score in args.scores:
+            right = [one for of in args.designs for n in range(args.sets) for one in advised(of, score, args.seed, n)]
+            print(f"{score}: {sum(right)} of {len(right)} owners are decided with the rows that they are told")
+        return
+    kept: dict[str, dict[str, list[dict[str, object]]]] = {}
     for score in args.scores:
-        results = defaultdict(list)
+        results: dict[str, list[Outcome]] = {}
         for design in args.designs:
-            for n in range(args.sets):
-                results[design] += simulate(design, score, args.seed * 100_003 + n)
+            results[design] = [one for n in range(args.sets) for one in simulate(design, score, args.seed, n)]
+            if args.out:
+                kept.setdefault(score, {})[design] = [asdict(one) for one in results[design]]
+                args.out.write_text(json.dumps(kept))
         print(f"\n{score}, {args.sets} federations of each design, seed {args.seed}\n\n{table(results)}", flush=True)
-        kept[score] = results
-    if args.out:
-        args.out.write_text(json.dumps(kept))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ the time is over, the rest of a section is left out; the error of a section is p
 
 machine     versions, processor, device and its memory
 methods     every registered method: rounds on the device, in turn and batched, against the CPU's numbers, beside what
-            the last bit of each initial weight does on the CPU alone
+            the last bit of each initial weight does on the CPU alone; and whether a second run has the same bits
+rules       every rule of aggregation, and noise, in the same way
 speed       rounds in samples a second: a plain loop on the device, and the engines local, batched and lock-step
 seeds       seconds of 1, 3, 10 and 20 seeds of one run in lock-step, against one by one
 families    seconds of a round of a method of each family: the CPU's loop, and the device in turn and batched
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ from fedloom.core.message import leaves
 from fedloom.core.method import Method
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
+from fedloom.engines.repeatable import repeatable
+from fedloom.protect.robust import Rule
 
 SECONDS = 540.0
 """The time for everything."""
@@ -112,7 +115,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def small_run(
-    name: str, engine: Mapping[str, Any], clients: int = 4, rounds: int = 2, test_fraction: float = 0.85
+    name: str,
+    engine: Mapping[str, Any],
+    clients: int = 4,
+    rounds: int = 2,
+    test_fraction: float = 0.85,
+    aggregate: Mapping[str, Any] | None = None,
 ) -> Any:
     """A short run of a method on scikit-learn's digits."""
     from fedloom.experiment.plan.reading import check
@@ -120,7 +128,9 @@ def small_run(
     method = methods.registry()[name]
     small: dict[str, float] = {"tau": 2, "batch_size": 8, "epochs": 1, "steps": 2, "server_steps": 3}
     small |= {"pretrain_rounds": 1, "local_rounds": 1}  # of two rounds in all
-    params = {k: v for k, v in small.items() if k in method.config.model_fields and k not in method.fixed}
+    params: dict[str, Any] = {
+        k: v for k, v in small.items() if k in method.config.model_fields and k not in method.fixed
+    }
     data: dict[str, Any] = {
         "name": "digits",
         "clients": clients,
@@ -128,9 +138,12 @@ def small_run(
         "test_rows": 50,
         "own_test_rows": 20,
     }
+    if name == "fedcox":  # which needs two classes and a time
+        data, params = {"name": "breast_cancer", "clients": clients, "test_fraction": 0.5}, {"time": "mean area"}
     params |= {"l2": 1.0} if method.family == "tables" and "l2" in method.config.model_fields else {}  # for pixels at 0
     values: dict[str, Any] = {"method": name, "rounds": rounds, "params": params, "models": {"pool": ["mlp"]}}
-    values |= {"data": {**data, "test_fraction": test_fraction}, "engine": dict(engine)}
+    values |= {"data": {"test_fraction": test_fraction, **data}, "engine": dict(engine)}
+    values |= {"aggregate": dict(aggregate)} if aggregate else {}
     if method.family == "meta" or "warm_start" in method.fixed:
         values |= {"pretrained": {"model": "mlp", "epochs": 1}, "data": {**values["data"], "server_rows": 200}}
     if method.setting == "vertical":
@@ -147,7 +160,14 @@ def rounds_of(run: Any) -> Iterator[tuple[Callable[[], None], Callable[[], dict[
     plan = build(run)
     with start(plan) as there:
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
-        fed = Federation(there, graph=graph, param_shapes=plan.param_shapes, colocated=plan.colocated)
+        fed = Federation(
+            there,
+            graph=graph,
+            param_shapes=plan.param_shapes,
+            colocated=plan.colocated,
+            aggregator=plan.aggregator,
+            means=plan.method.client.MEANS,
+        )
         numbers = iter(range(run.rounds))
 
         def step() -> None:
@@ -164,9 +184,10 @@ def rounds_of(run: Any) -> Iterator[tuple[Callable[[], None], Callable[[], dict[
         yield step, read
 
 
-def final_states(method: str, **engine: Any) -> dict[str, Any]:
+def final_states(method: str, aggregate: Mapping[str, Any] | None = None, **engine: Any) -> dict[str, Any]:
     """Every leaf of every party's state after two rounds."""
-    with rounds_of(small_run(method, engine)) as (step, read):
+    run = small_run(method, engine, 6 if aggregate else 4, aggregate=aggregate)  # Krum needs five
+    with rounds_of(run) as (step, read):
         step()
         step()
         return read()
@@ -209,20 +230,40 @@ def every_method(device: str, clock: Clock, small: bool) -> dict[str, Any]:
     for name in names[:: 8 if small else 1]:
         if clock.left < 0:
             return {"tolerance": TOLERANCE, "methods": found, "left_out": [n for n in names if n not in found]}
-        try:
-            loop = final_states(name, device=device) if name in DRAWN_THERE else final_states(name)
-            found[name] = {
-                engine: difference(final_states(name, name=engine, device=device), loop)
-                for engine in ("local", "batched")
-            }
-            apart = max(found[name].values())
-            with last_bits_changed():
-                rounding = difference(final_states(name), loop)
-            found[name] |= {"rounding": rounding, "ok": apart <= max(TOLERANCE, TIMES_ROUNDING * rounding)}
-        except Exception as error:
-            found[name] = {"ok": False, "error": f"{type(error).__name__}: {str(error).strip()[-300:]}"}
+        found[name] = compared(name, device)
     bad = [name for name, one in found.items() if not one["ok"]]
     return {"tolerance": TOLERANCE, "checked": len(found), "not_ok": bad, "methods": found}
+
+
+def compared(method: str, device: str, aggregate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The differences of a method's states from the CPU's loop, and whether a second run has the same bits."""
+    try:
+        drawn_there = device if method in DRAWN_THERE else "cpu"
+        loop = final_states(method, aggregate, device=drawn_there)
+        found: dict[str, Any] = {}
+        repeats = []
+        for engine in ("local", "batched"):
+            states = [final_states(method, aggregate, name=engine, device=device) for _ in range(2)]
+            found[engine] = difference(states[0], loop)
+            repeats.append(difference(*states) == 0)
+        apart = max(found.values())
+        with last_bits_changed():
+            rounding = difference(final_states(method, aggregate), loop)
+        near = apart <= max(TOLERANCE, TIMES_ROUNDING * rounding)
+        return found | {"rounding": rounding, "repeats": all(repeats), "ok": near and all(repeats)}
+    except Exception as error:
+        return {"ok": False, "error": f"{type(error).__name__}: {str(error).strip()[-300:]}"}
+
+
+def rules(device: str, clock: Clock, small: bool) -> dict[str, Any]:
+    """`compared` for each rule of `[aggregate]`, of FedAvg."""
+    found: dict[str, Any] = {}
+    every: dict[str, dict[str, Any]] = {rule: {"rule": rule} for rule in get_args(Rule)}
+    every |= {"secure": {"secure": True}, "noise": {"noise": {"sigma": 1.0}}}
+    for name, aggregate in [*every.items()][:: 4 if small else 1]:
+        if clock.left > 0:
+            found[name] = compared("fedavg", device, aggregate)
+    return {"not_ok": [name for name, one in found.items() if not one["ok"]], "rules": found}
 
 
 def families(device: str, clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
@@ -382,19 +423,21 @@ def main() -> int:
         "speed": lambda: [*speed(device, clock, small)],
         "seeds": lambda: [*seeds(device, clock, small)],
         "methods": lambda: every_method(device, clock, small),
+        "rules": lambda: rules(device, clock, small),
         "families": lambda: [*families(device, clock, small)],
     }
     for name, work in sections.items():
         start = time.monotonic()
         try:
-            found[name] = work()
+            with repeatable(device):
+                found[name] = work()
         except Exception:  # the other sections are still worth having
             found[name] = {"error": traceback.format_exc()}
         found.setdefault("seconds", {})[name] = time.monotonic() - start
         (given.out / "gpu.json").write_text(json.dumps(found, indent=1))
     print(json.dumps(found, indent=1))
     failed = [name for name, one in found.items() if isinstance(one, dict) and "error" in one]
-    return int(bool(failed or found["methods"].get("not_ok")))
+    return int(bool(failed or found["methods"].get("not_ok") or found["rules"].get("not_ok")))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import get_args
 
 import numpy as np
 import typer
+from docutils import nodes
 from pydantic import BaseModel
 from sphinx.application import Sphinx
 from typer.cli import get_docs_for_click
@@ -166,8 +167,15 @@ def as_restructured_text(app: Sphinx, what: str, name: str, obj: object, options
         lines[n] = "".join(a + b for a, b in itertools.zip_longest(plain, code, fillvalue=""))
 
 
+def dashes(app: Sphinx, tree: nodes.document) -> None:
+    """Before the description of a parameter Sphinx writes two hyphens, of which its smart quotes would make a dash."""
+    for text in [one for one in tree.findall(nodes.Text) if one == " -- "]:
+        text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+
+
 def setup(app: Sphinx) -> None:
     """Generate what the registry knows before the pages are read."""
+    app.connect("doctree-read", dashes)
     app.connect("builder-inited", method_pages)
     app.connect("builder-inited", command_pages)
     app.connect("builder-inited", settings_page)

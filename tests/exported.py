@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 from contextlib import redirect_stdout
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ def predict(folder: Path, rows: Path) -> str:
     Raises:
         SystemExit: with the message that it ends with.
     """
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out:
+    out = TextIOWrapper(BytesIO(), "utf-8")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
         patch.delitem(sys.modules, "network", raising=False)
         patch.setitem(sys.modules, "fedloom", None)
         patch.setattr(sys, "path", [str(folder), *sys.path])
@@ -29,4 +30,5 @@ def predict(folder: Path, rows: Path) -> str:
             runpy.run_path(str(folder / "predict.py"), run_name="__main__")
         finally:
             sys.modules.pop("network", None)
-    return out.getvalue()
+    out.seek(0)
+    return out.read()

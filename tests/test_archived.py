@@ -22,7 +22,8 @@ def bed_alone() -> tuple[dict[str, Any], dict[int, float]]:
     about = {"headline": "fedal", "role": "alone", "validation": False}
     bed = beds.searched("fedal")
     assert bed
-    return about, beds.measured("fedal", bed, "alone", [0], validation=False)
+    rate = beds.chosen("fedal", bed, "alone")
+    return about, beds.measured("fedal", bed, "alone", [0], validation=False, rate=rate)
 
 
 def few_public_rows() -> tuple[dict[str, Any], dict[int, float]]:

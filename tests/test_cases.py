@@ -136,6 +136,26 @@ def test_tables_and_pictures_are_those_of_the_archive(
         assert picture.read_text() == (PAGES[0].parent / picture.name).read_text()
 
 
+@pytest.mark.parametrize("archive", sorted((CASES / "archive").glob("*-rates.json")), ids=lambda file: file.stem)
+def test_a_case_has_the_rates_that_its_search_chose_of_equally_many(archive: Path) -> None:
+    case = archive.stem.removesuffix("-rates")
+    entries = tomllib.loads((CASES / f"{case}.toml").read_text())["compare"]["methods"]
+    found = TABLE["read"](Path(archive.stem))
+    measure = "rmse" if "rmse" in json.loads(archive.read_text())["runs"][0]["measures"] else "accuracy"
+    rates = TABLE["searched"](found, measure)
+    assert len({len(each) for each in rates.values()}) == 1
+    taken = {entry["name"]: entry["params"]["lr"] for entry in entries}
+    assert {method: float(TABLE["chosen"](each, measure)) for method, each in rates.items()}.items() <= taken.items()
+
+
+def test_a_search_names_the_best_of_all_rates() -> None:
+    runs = [("a 0.1", [50.0, 60.0]), ("a 0.3", [70.0, 60.0]), ("own heads 0.1", [1.0, 3.0])]
+    found = {name: {0: {"measures": {"accuracy": each, "rmse": each}}} for name, each in runs}
+    table = TABLE["search"](found, "accuracy").splitlines()
+    assert table[2:] == ["| a | 0.3 | 0.1: 55.0, 0.3: 65.0 |", "| own heads | 0.1 | 0.1: 2.0 |"]
+    assert TABLE["chosen"](TABLE["searched"](found, "rmse")["a"], "rmse") == "0.1"
+
+
 def test_cheap_rows_are_of_the_cases_file() -> None:
     for page, (case, names) in REBUILD["AGAIN"].items():
         found = REBUILD["rows"](case, names)

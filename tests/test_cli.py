@@ -505,4 +505,4 @@ def test_without_the_papers_the_error_names_the_extra(line: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error  ") and "pip install 'fedloom[papers]'" in done.stderr
+    assert done.stderr.startswith("error  ") and "pip install -e . -e papers" in done.stderr

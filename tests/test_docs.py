@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
-import importlib
-import inspect
 import re
 import shlex
 import sys
@@ -13,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 from click import ClickException, Context, Group
 from typer.main import get_command
@@ -72,7 +68,7 @@ def mistake(line: str) -> str:
     params = {row["name"] for rows in known["params"].values() for row in rows}
     for key in keys:
         tables = {key, key.rpartition(".")[0]} & {*known["settings"], *params} - {"params"}
-        if not (tables or key.startswith("sweep.")):
+        if not (tables or key.startswith("sweep.") or key in ("compare.seeds", "compare.methods")):
             return f"no setting {key}"
     if name in ("run", "compare", "copy"):
         named = {row["name"] for kind in ("methods", "experiments") for row in known[kind]}
@@ -147,6 +143,54 @@ def test_every_command_in_the_docs_is_understood() -> None:
     assert len(found) > 90
     wrong = [f"{page.relative_to(ROOT)}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
     assert not wrong, "\n".join(wrong)
+
+
+def printed(page: Path, program: str) -> list[str]:
+    """What follows the program's name in each command of a page, within a line or fenced."""
+    fenced = re.findall(r"^ *(```|~~~).*?\n(.*?)^ *\1", page.read_text(), re.M | re.S)
+    lines = [line.strip() for _, text in fenced for line in text.splitlines()]
+    plain = re.sub(r"^ *(```|~~~).*?^ *\1", "", page.read_text(), flags=re.M | re.S)
+    found = [*lines, *re.findall(r"`([^`\n]+)`", plain)]
+    return [line.removeprefix(program).strip() for line in found if line.startswith(f"{program} ")]
+
+
+RESULTS = [page for page in PAGES if page.parent.name in ("results", "cases")]
+
+
+def test_every_command_of_the_results_is_understood_within_lines_too() -> None:
+    """A command's name alone, such as `fedloom trial`, is none."""
+    found = [(page, line) for page in RESULTS for line in printed(page, "fedloom") if " " in line]
+    assert len(found) > 40
+    wrong = [f"{page.name}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
+    assert not wrong, "\n".join(wrong)
+
+
+def wrong_script(line: str) -> str:
+    """What is wrong with the arguments of a `python …` command; "" if nothing is. Nothing is run."""
+    words = shlex.split(line, comments=True)
+    module = words[1] if words[0] == "-m" else ""
+    if module == "pytest":
+        return ""
+    given = words[2:] if module else words[1:]
+    file = ROOT / f"{module.replace('.', '/')}.py" if module else ROOT / words[0]
+    if not file.exists():
+        return f"no file {file.relative_to(ROOT)}"
+    source = file.read_text(encoding="utf-8")
+    unknown = [word for word in given if word.startswith("--") and f'"{word}"' not in source]
+    takes = "argv" in source or "argparse" in source
+    return f"no option {unknown[0]}" if unknown else "" if takes or not given else f"it takes no {given[0]}"
+
+
+def test_every_script_of_the_results_exists_and_has_the_options() -> None:
+    found = [(page, line) for page in RESULTS for line in printed(page, "python")]
+    assert len(found) > 50
+    wrong = [f"{page.name}: python {line}: {why}" for page, line in found if (why := wrong_script(line))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("line", ["-m benchmarks.none", "-m benchmarks.augfl 3", "examples/cases/table.py a --odd"])
+def test_a_wrong_script_in_the_docs_is_found(line: str) -> None:
+    assert wrong_script(line)
 
 
 @pytest.mark.parametrize(
@@ -258,52 +302,6 @@ def test_the_typed_keywords_are_the_settings() -> None:
 
     own = {"data", "models", "pretrained", "label", "group", "test"}  # arguments of run and compare
     assert {*RunSettings.__annotations__} == ({*RunConfig.model_fields} | OF_DATA) - own
-
-
-EXAMPLES = (
-    *("fedloom.api", "fedloom.core.errors", "fedloom.data.sources", "fedloom.data.split", "fedloom.estimators"),
-    *("fedloom.experiment.config.run", "fedloom.experiment.plan.reading", "fedloom.experiment.stats"),
-    *("fedloom.experiment.trial", "fedloom.experiment.trial.result"),
-)
-"""Modules whose docstrings have examples."""
-ON_A_PAGE = {"ClientContext", "Federation", "Method", "MethodConfig", "Party"}
-"""Public names whose example is the page that docs/method.md shows, which runs above."""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results that examples of their methods speak of, made as the examples of their classes make them."""
-    small: dict[str, Any] = {"iterations": 5, "clients": 3, "models": "mlp"}
-    X, y = np.random.default_rng(0).normal(size=(120, 3)), np.arange(120) % 2
-    return {
-        "np": np,
-        "result": fedloom.run("fedmd", seed=1, out=tmp_path_factory.mktemp("example") / "run", **small),
-        "found": fedloom.compare(["fedmd", "local"], seeds=2, **small),
-        "told": fedloom.trial(
-            (X, y), group=np.repeat(["a", "b"], 60), repeats=1, methods=["fedglm"], alone=("logistic",)
-        ),
-    }
-
-
-@pytest.mark.parametrize("module", EXAMPLES)
-def test_the_examples_of_docstrings_work(module: str, made: dict[str, Any]) -> None:
-    ages = {"age": [31, 45, 62, 58, 40, 37] * 5, "ill": ["no", "yes", "yes"] * 10, "site": ["a", "b", "c"] * 10}
-    own = {"found": fedloom.stats(ages, label="ill", group="site")} if module.endswith("stats") else {}
-    tried = doctest.testmod(importlib.import_module(module), extraglobs=made | own)
-    assert tried.attempted and not tried.failed
-
-
-def test_every_public_function_and_result_has_an_example(made: dict[str, Any]) -> None:
-    names = {name: getattr(fedloom, name) for name in {*fedloom.__all__} - ON_A_PAGE - {"__version__"}}
-    for one in ("result", "found", "told"):
-        kind = type(made[one])
-        names |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if name[0] != "_"}
-    assert not [
-        name
-        for name, value in names.items()
-        if (callable(value) or isinstance(value, property | functools.cached_property))
-        and ">>>" not in (inspect.getdoc(value) or "")
-    ]
 
 
 def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
+import joblib
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn import config_context
+from sklearn.base import clone
 from sklearn.datasets import load_iris
-from sklearn.model_selection import GroupKFold, cross_validate
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -21,9 +26,19 @@ EXCEPTIONS = {"check_regressors_train": "two iterations are too few for the R² 
 """Checks that do not hold, and why."""
 FAST = FederatedClassifier("fedavg", iterations=2, clients=2)
 NUMBERS = FederatedRegressor("fedavg", iterations=2, clients=2)
+BEHIND = {
+    "classes": FAST,
+    "numbers": NUMBERS,
+    "trees": FederatedClassifier("fedforest", iterations=3, clients=2),
+    "boosted numbers": FederatedRegressor("fedboost", iterations=3, clients=2),
+    "linear": FederatedClassifier("fedglm", iterations=30, clients=2, params={"l2": 1.0}),
+    "linear numbers": FederatedRegressor("fedglm", iterations=30, clients=2, params={"l2": 1e-3}),
+}
+"""Networks, trees and linear models behind the estimators."""
 
 
-@pytest.mark.parametrize("made", [FAST, NUMBERS], ids=["classes", "numbers"])
+@pytest.mark.each_time("classes", "boosted numbers")
+@pytest.mark.parametrize("made", BEHIND.values(), ids=BEHIND)
 def test_the_contract_of_estimators_holds(made: FederatedClassifier | FederatedRegressor) -> None:
     failed = {}
     for estimator, check in estimator_checks_generator(made):
@@ -45,6 +60,28 @@ def test_it_learns_in_a_pipeline_and_cross_validation() -> None:
     assert found["test_score"].mean() > 0.8
 
 
+def test_searches_frames_and_files_keep_it_as_it_is(tmp_path: Path) -> None:
+    rows, names = pd.DataFrame(X, columns=["a", "b", "c", "d"]), pd.Series(Y).map({0: "s", 1: "v", 2: "w"})
+    forest = FederatedClassifier("fedforest", iterations=3, random_state=0)
+    search = GridSearchCV(forest, {"params": [{"depth": 2}, {"depth": 4}]}, cv=GroupKFold(3))
+    search.fit(rows, names, groups=np.arange(150) % 3)  # of the folds
+    assert (
+        search.best_score_ > 0.8
+        and clone(search.best_estimator_).get_params()["params"] == search.best_params_["params"]
+    )
+    piped = make_pipeline(StandardScaler().set_output(transform="pandas"), clone(forest)).fit(rows, names)
+    assert [*piped[-1].feature_names_in_] == ["a", "b", "c", "d"]
+    joblib.dump(piped, tmp_path / "model.joblib")
+    assert (joblib.load(tmp_path / "model.joblib").predict(rows) == piped.predict(rows)).all()
+    with pytest.raises(ValueError, match="feature names should match"):
+        piped[-1].predict(rows.rename(columns={"a": "z"}))
+    with pytest.raises(TypeError, match="sample_weight"):
+        piped[-1].fit(rows, names, sample_weight=np.ones(150))
+    with config_context(enable_metadata_routing=True):
+        routed = make_pipeline(StandardScaler(), clone(forest).set_fit_request(groups=True))
+        assert cross_validate(routed, X, Y, cv=3, params={"groups": OWNERS})["test_score"].mean() > 0.8
+
+
 def test_owners_ask_their_own_models_if_the_method_gives_them_any() -> None:
     skewed = np.array(["a", "b", "c"])[Y]  # each owner has one class
     alone = FederatedClassifier("local", iterations=20, models="mlp", random_state=0).fit(X, Y, groups=skewed)
@@ -59,7 +96,7 @@ def test_owners_ask_their_own_models_if_the_method_gives_them_any() -> None:
 def test_equal_seeds_give_equal_models_and_mistakes_are_value_errors() -> None:
     first, again = (FAST.__sklearn_clone__().set_params(random_state=3).fit(X, Y) for _ in range(2))
     assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
-    with pytest.raises(ValueError, match="unknown experiment or method"):
+    with pytest.raises(ValueError, match="unknown method"):
         FederatedClassifier("fedavgg").fit(X, Y)
     with pytest.raises(ValueError, match="inconsistent"):
         FAST.fit(X, Y, groups=OWNERS[:10])

@@ -90,7 +90,6 @@ def test_a_folder_needs_no_fedloom(averaged: Path, tmp_path: Path) -> None:
     assert folders == ["client-0", "client-1", "server"]
     server = averaged / "export" / "server"
     assert {path.name for path in server.iterdir()} == {MODEL, WEIGHTS, NETWORK, PREDICT}
-    assert len((server / PREDICT).read_text().splitlines()) == 10
     loaded = load_model(server)
     expected = loaded.predict(tmp_path / "new.csv")
     predicted, probabilities = plain_predictions(server, tmp_path / "new.csv", in_a_process)
@@ -169,6 +168,15 @@ def test_images(tmp_path: Path) -> None:
         Image.fromarray(pixels[0]).save(tmp_path / f"{n}.png")
     _, plain = plain_predictions(folder, tmp_path / "3.png")
     np.testing.assert_allclose(plain[0], expected[3], atol=1e-5)
+    turned = Image.fromarray(np.rot90(whole[3][0]))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # of a camera that was turned
+    turned.save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(plain_predictions(folder, tmp_path / "turned.png")[1], plain)
+    Image.fromarray(whole[3][0].astype(np.uint16)).save(tmp_path / "deep.png")
+    for odd, problem in (("deep.png", "8 bits per channel"), ("rows.npy", "cannot be read as an image")):
+        with pytest.raises(SystemExit, match=problem):
+            plain_predictions(folder, tmp_path / odd)
     np.testing.assert_allclose(loaded.predict([tmp_path / f"{n}.png" for n in range(4)]), expected, atol=1e-6)
     np.save(tmp_path / "rows.npy", whole)
     np.testing.assert_array_equal(loaded.predict(tmp_path / "rows.npy"), expected)

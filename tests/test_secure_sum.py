@@ -13,6 +13,7 @@ import torch
 from fedloom.api import execute
 from fedloom.core import fixed_point
 from fedloom.core.aggregate import MEAN
+from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, MessageError
 from fedloom.core.fixed_point import FRACTION, LARGEST, MOST_WEIGHT, decoded, encoded, totaled
 from fedloom.core.message import Shape, Template, floats
@@ -202,6 +203,22 @@ def test_each_page_gives_nearly_the_plain_result_and_sends_sums_only(name: str) 
     assert others == BESIDE.get(name, set())
 
 
+@pytest.mark.parametrize("name", ["stats", "fedavg"])
+def test_a_sum_that_lacks_a_reply_is_none_where_it_must_be_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node adds zeros, with the weight 0, for a reply that it cannot send: a mean does without it."""
+    honest = Engine._sum
+
+    def lacking(self: Any, tasks: Any, *how: Any) -> Any:
+        total, failures = honest(self, tasks[1:], *how)
+        return total, [None, *failures]
+
+    monkeypatch.setattr(Engine, "_sum", lacking)
+    data = {"name": "breast_cancer", "clients": 5, "partition": "iid"}
+    models: dict[str, Any] = {} if name == "stats" else {"models": {"pool": ["linear"]}}
+    failures = run(method=name, data=data, rounds=1, **models).summary["failures"]
+    assert failures == (name == "stats")
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_sums_of_integers_give_the_plain_bits_and_send_sums_only(name: str) -> None:
     data = {"name": "breast_cancer", "clients": 4, "partition": "iid"}
@@ -210,7 +227,7 @@ def test_sums_of_integers_give_the_plain_bits_and_send_sums_only(name: str) -> N
     )
     assert secure["state_sha256"] == plain["state_sha256"] and not secure["failures"]
     up = {line["kind"] for line in secure["bytes_by_kind"] if line["receiver"] == "server" and line["bytes"]}
-    unused = {"words_of", "reach", "rows", "wide"}  # columns of small numbers, and classes to predict
+    unused = {"words_of", "reach", "rows", "wide", "effects"}  # columns of small numbers, and classes to predict
     assert up >= {*find(name).client.MEANS, "masks"} - unused and up <= {*find(name).client.MEANS, "masks"}
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.options import SafeConsole, print_plain
-from fedloom.remote.node.logs import TextFormatter
+from fedloom.core.log_lines import TextFormatter
 from tests.command import Done
 
 ESCAPES = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "a\rb", "left\u202eright", "a\x08b"

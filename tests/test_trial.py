@@ -386,7 +386,7 @@ def test_numbers_are_tried_with_errors_in_their_unit() -> None:
     assert trial.metric == "rmse" and {card.decision for card in trial.owners.values()} == {"join"}
     card = trial.owners["s0"]
     assert card.alone is not None and card.federated is not None and -45 < card.alone < card.federated < -19
-    assert "Join with fedglm: RMSE lower by +" in str(trial) and card.partners is not None
+    assert "Join with fedglm: gain in RMSE +" in str(trial) and card.partners is not None
     assert not [note for note in trial.notes if "is left out" in note]
     cents = fedloom.trial({**columns, "price": 100 * y}, alone=["ridge"], **words)
     assert cents.owners["s0"].gain == pytest.approx(card.gain, rel=0.02)

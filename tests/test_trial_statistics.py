@@ -11,7 +11,7 @@ from fedloom.experiment.trial.choice import best
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions, scores_of
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
-from fedloom.experiment.trial.sharing import share
+from fedloom.experiment.trial.sharing import COMMON, share
 
 METRICS = (*CLASS_SCORES, *NUMBER_SCORES)
 
@@ -103,7 +103,7 @@ def test_the_standard_error_of_one_fold_is_that_of_delong() -> None:
         wins = (p[y == 1][:, None] > p[y == 0][None]).astype(float)
         placed.append((wins.mean(1), wins.mean(0)))
     by_hand = sum(np.var(b - a, ddof=1) / len(a) for a, b in zip(*placed, strict=True))
-    errors, freedom = standard_errors([one])
+    errors, freedom = standard_errors([replace(one, in_time=True)])  # no pair of rows trains and tests each other
     assert errors[0] == pytest.approx(np.sqrt(by_hand), rel=1e-6)
     assert 350 < freedom[0] < 410
 
@@ -153,7 +153,7 @@ def test_pairs_of_rows_that_train_and_test_each_other_count_in_the_error() -> No
                 true.append(1 + b @ b)
         found.append(evidence("rmse", y, fitted, np.zeros((3, 60)), folds))
         truth.append(1 - 1 / np.sqrt(np.mean(true)))
-    errors, apart = standard_errors(found)[0], standard_errors([replace(one, pairs=np.nan) for one in found])[0]
+    errors, apart = standard_errors(found)[0], standard_errors([replace(one, in_time=True) for one in found])[0]
     missed = np.square(np.array([one.gain for one in found]) - truth).mean()
     assert 0.8 < np.square(errors).mean() / missed < 1.4
     assert np.square(apart).mean() / missed < 0.7
@@ -174,11 +174,11 @@ def test_owners_that_agree_help_each_other_and_one_that_differs_keeps_its_own_ev
 
 
 def of(gain: float, error: float, rows: int = 200) -> Evidence:
-    """Evidence of one repeat of a score without classes, with this standard error."""
+    """Evidence of a score without classes, with this standard error: in windows of time, which have no more."""
     return Evidence(
         gain=gain, alone=0.7, federated=0.7 + gain, strata=np.array([0]), variances=np.array([error**2 * rows]),
         floors=np.array([0.0]), units=np.array([float(rows)]), freedom=np.array([rows - 1.0]), pairs=0.0, folds=4,
-        repeats=3, rows=rows, fewest=rows,
+        repeats=3, in_time=True, rows=rows, fewest=rows,
     )  # fmt: skip
 
 
@@ -231,9 +231,13 @@ def test_one_owner_of_many_that_gains_by_chance_is_not_told_to_join() -> None:
 
 def test_an_undecided_owner_hears_how_many_rows_would_decide() -> None:
     (found,) = decide([of(0.02, 0.02, rows=100)], 0.01)
-    assert found.decision == "undecided" and found.more_rows is not None and 300 < found.more_rows < 600
-    (again,) = decide([of(0.02, 0.02 / np.sqrt(found.more_rows / 100), rows=found.more_rows)], 0.01)
-    assert again.decision == "join"
+    assert found.decision == "undecided" and found.more_rows is not None
+    rng, decided = np.random.default_rng(0), []
+    prior, error = 1 / (1 / 0.02**2 + 1 / COMMON**2), 0.02 * np.sqrt(100 / found.more_rows)
+    for gain in rng.normal(0.02, np.sqrt(prior), 200):  # the gain is known by 100 rows and the prior; then new rows
+        (again,) = decide([of(gain + error * rng.normal(), error, rows=found.more_rows)], 0.01)
+        decided.append(again.decision != "undecided")
+    assert 0.7 < np.mean(decided) < 0.9
     assert decide([of(0.005, 0.5)], 0.01)[0].more_rows is None
 
 

@@ -15,6 +15,9 @@ t statistic. With `--over clients` it is over clients, each with its mean over s
 `--corrected` adds Bonferroni's interval for all k differences of the table together, each at a level of 1 - 0.05 / k:
 it also holds for the row that looks best. `--only` prints some rows; k counts all rows of the runs all the same.
 
+`--rates` prints a search in place of differences: rows are named "METHOD RATE", and each method has the mean of its
+rates on the rows that choose.
+
 A folder `runs/NAME` that is not there is read from `archive/NAME.json` beside this file, which has what tables need.
 """
 
@@ -166,6 +169,29 @@ def each_client(found: dict[str, dict[int, dict[str, Any]]], measure: str, names
     return "\n".join(lines)
 
 
+def searched(found: dict[str, dict[int, dict[str, Any]]], measure: str) -> dict[str, dict[str, float]]:
+    """Method -> rate -> mean over clients and seeds, of runs that are named "METHOD RATE"."""
+    means: dict[str, dict[str, float]] = {}
+    for name, runs in found.items():
+        method, rate = name.rsplit(" ", 1)
+        means.setdefault(method, {})[rate] = float(np.mean([run["measures"][measure] for run in runs.values()]))
+    return means
+
+
+def chosen(rates: dict[str, float], measure: str) -> str:
+    """The best rate; the first of equal ones."""
+    return min(rates, key=lambda rate: rates[rate] if measure == "rmse" else -rates[rate])
+
+
+def search(found: dict[str, dict[int, dict[str, Any]]], measure: str) -> str:
+    """A table with the chosen rate of each method, and the means of all that were tried."""
+    lines = ["| method | chosen rate | all that were tried |", "|---|---|---|"]
+    for method, rates in searched(found, measure).items():
+        tried = ", ".join(f"{rate}: {mean:.1f}" for rate, mean in rates.items())
+        lines.append(f"| {method} | {chosen(rates, measure)} | {tried} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table; write the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -178,6 +204,7 @@ def main() -> None:
     parser.add_argument("--only", help="some methods, with commas between")
     parser.add_argument("--corrected", action="store_true", help="intervals for all differences together, too")
     parser.add_argument("--clients", help="each client's mean instead, by these names, with commas between")
+    parser.add_argument("--rates", action="store_true", help="the rates that were tried instead")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     found = read(options.folder)
@@ -186,6 +213,9 @@ def main() -> None:
     number = "rmse" in found[first][seeds[0]]["measures"]
     measure = options.mode or ("auc" if options.auc else "rmse" if number else "accuracy")
     only = options.only.split(",") if options.only else []
+    if options.rates:
+        print(search(found, measure))
+        return
     if options.clients:
         print(each_client(found, measure, options.clients.split(","), only))
         return

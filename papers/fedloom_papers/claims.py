@@ -141,8 +141,9 @@ class ClaimTest:
         self.cells = _cells_of(self.parts)
         self.effects = self._printed()
         columns = {column for _, column in self.cells}
-        self.fact = self.metric.exact and self.metric.cost not in ("rounds", "iterations")
-        self.stand_in = not self.fact and found.stands_in(columns)
+        # What is sent until an accuracy is reached depends on what a method learns. Bytes do not, nor on the data.
+        self.fact = self.metric.exact and not self.metric.cost
+        self.stand_in = found.stands_in(columns) and not (self.fact and self.metric.metric.name.startswith("bytes"))
         known = [effect for effect in self.effects if effect is not None]
         least = max if claim.rule == "less" else min
         self.printed = least(known) if len(known) == len(self.parts) and not self.stand_in else None
@@ -418,7 +419,7 @@ class ClaimTest:
         rights = [right.partition(AT)[0] for right in claim.rights if isinstance(right, str)]
         left = claim.left.partition(AT)[0]
         if not rights:
-            return f"{left}: {self.metric.drawn}"
+            return f"{left}: {self._measured()}"
         if {left} == {*rights}:
             return f"{left}, {self.found.reproduction.across or 'settings'} against each other"
         if claim.than is not None:
@@ -426,7 +427,13 @@ class ClaimTest:
         plain, others = left.partition(",")[0], [right.partition(",")[0] for right in rights]
         against = fmt.together(rights if [plain] == others else others)
         text = f"{left if [plain] == others else plain} against {against}"
-        return f"{text}: {self.metric.cost or self.metric.metric.name}" if self.metric.exact else text
+        return f"{text}: {self._measured()}" if self.metric.exact else text
+
+    def _measured(self) -> str:
+        """`bytes until an accuracy`, `bytes up`, or an accuracy's name."""
+        if self.metric.cost:
+            return f"{self.metric.cost} until an accuracy"
+        return self.metric.metric.name if self.metric.exact else str(self.metric.drawn)
 
     def result(self, decision: Decision) -> ClaimResult:
         """The claim with its verdict, for the page."""

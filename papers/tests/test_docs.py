@@ -52,6 +52,24 @@ def test_only_claims_on_the_papers_own_data_are_judged(folder: str) -> None:
         assert (claim["verdict"] == UNTESTED) == bool(claim["gate"] and claim["found"]), claim["text"]
 
 
+@pytest.mark.parametrize("folder", ["", "paper"])
+def test_a_claim_on_other_data_asks_for_no_size_that_the_paper_prints(folder: str) -> None:
+    for claim in claims_of(folder):
+        if claim["stand_in"]:
+            assert claim["rule"] == "within" or "; margin" not in claim["compared"], claim["text"]
+            assert not re.search(r"\d points? (above|on average)|by (about|at least|\d)", claim["text"]), claim["text"]
+
+
+@pytest.mark.parametrize("folder", ["", "paper"])
+def test_the_same_comparison_of_the_same_runs_has_one_verdict(folder: str) -> None:
+    found: dict[Any, tuple[str, str]] = {}
+    for claim in claims_of(folder):
+        if claim["seeds"]:
+            key = json.dumps([claim[name] for name in ("system", "seeds", "rule", "compared", "stand_in")])
+            verdict = claim["verdict"], claim["gate"]
+            assert found.setdefault(key, verdict) == verdict, claim["text"]
+
+
 def test_pages_do_not_use_the_old_words_nor_count_verdicts() -> None:
     counts = re.compile(rf"\b\d+ (of \d+ claims|{'|'.join(VERDICTS)})\b")
     for page in PAGES:

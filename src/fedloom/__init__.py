@@ -3,7 +3,9 @@
 The public names, all of them:
 
     run, compare, read              run a method: by name, file or config; on named data or on your own objects
-    Experiment, RunConfig, Result   configs and results
+    Experiment, RunConfig           configs
+    Result, CompareResult, TrialResult, OwnerCard, Stats    what run, compare, trial and stats return
+    RunSettings                     the typed keywords of run and compare
     Method, MethodConfig, Party     the parts of a method page
     Federation, ClientContext       the primitives of a round, and a party's private resources
     FederatedClassifier, FederatedRegressor    scikit-learn estimators that train by a federation
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fedloom._version import __version__
 
 if TYPE_CHECKING:
-    from fedloom.api import Experiment, Result, RunConfig, compare, read, run
+    from fedloom.api import CompareResult, Experiment, Result, RunConfig, RunSettings, compare, read, run
     from fedloom.core.context import ClientContext
     from fedloom.core.errors import FedloomError
     from fedloom.core.federation import Federation
@@ -30,17 +32,19 @@ if TYPE_CHECKING:
     from fedloom.data.sources import load
     from fedloom.data.split import split
     from fedloom.estimators import FederatedClassifier, FederatedRegressor
-    from fedloom.experiment.stats import stats
+    from fedloom.experiment.stats import Stats, stats
     from fedloom.experiment.trial import trial
+    from fedloom.experiment.trial.result import OwnerCard, TrialResult
 
 _HOMES = {
     "fedloom.data.sources": ("load",),
     "fedloom.data.split": ("split",),
-    "fedloom.experiment.stats": ("stats",),
+    "fedloom.experiment.stats": ("Stats", "stats"),
     "fedloom.experiment.trial": ("trial",),
+    "fedloom.experiment.trial.result": ("OwnerCard", "TrialResult"),
     "fedloom.estimators": ("FederatedClassifier", "FederatedRegressor"),
     "fedloom.core.errors": ("FedloomError",),
-    "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
+    "fedloom.api": ("CompareResult", "Experiment", "Result", "RunConfig", "RunSettings", "compare", "read", "run"),
     "fedloom.core.federation": ("Federation",),
     "fedloom.core.method": ("Method", "MethodConfig"),
     "fedloom.core.party": ("Party",),
@@ -50,6 +54,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ClientContext",
+    "CompareResult",
     "Experiment",
     "FederatedClassifier",
     "FederatedRegressor",
@@ -57,9 +62,13 @@ __all__ = [
     "FedloomError",
     "Method",
     "MethodConfig",
+    "OwnerCard",
     "Party",
     "Result",
     "RunConfig",
+    "RunSettings",
+    "Stats",
+    "TrialResult",
     "__version__",
     "compare",
     "load",

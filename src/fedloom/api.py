@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack, ca
 import numpy as np
 from torch import nn
 
-from fedloom.core.cards import html_card, latex_table
-from fedloom.core.errors import ConfigError, DataError, FedloomError
+from fedloom.core.cards import FIT, html_card, latex_table
+from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.method import Method
 from fedloom.experiment.config import objects
 from fedloom.experiment.config.data import DataConfig
@@ -35,7 +35,7 @@ from fedloom.experiment.run import execute as runs
 from fedloom.experiment.run.compare import execute_all
 from fedloom.experiment.run.engine import Backend, local_backend
 from fedloom.experiment.run.execute import RunResult, Status, Stopped, settle
-from fedloom.experiment.run.metrics import GLOBAL, SCORES, in_words
+from fedloom.experiment.run.metrics import GLOBAL, SCORES, four_digits, in_words
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.experiment.run.trained import TrainedModels
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
+MOST_SHOWN = 20
+"""Rows of a table in the card of a result."""
 OF_FRAMES = ("id", "drop", "keep", "missing", "task", "missing_words", "decimal", "encode", "missing_columns")
 """Keywords that describe a frame's columns."""
 OF_DATA = frozenset(DataConfig.model_fields) - frozenset(RunConfig.model_fields)
@@ -151,6 +153,10 @@ class Result:
             >>> result.clients["client"].tolist()
             ['client-0', 'client-1', 'client-2']
         """
+        return _pandas().DataFrame(self._client_rows())
+
+    def _client_rows(self) -> list[dict[str, Any]]:
+        """See `clients`."""
         last = max((row[0] for row in self.rows), default=0)
         stage = self.rows[-1][2] if self.rows else ""
         found = [
@@ -163,7 +169,7 @@ class Result:
                 places[party][metric] = value
         for entry in found:
             entry["client"] = self._trained.names[str(entry["client"])]
-        return _pandas().DataFrame(found)
+        return found
 
     def to_frame(self) -> pandas.DataFrame:
         """What the server has learned: the coefficients of a linear model with standard errors, p-values and intervals,
@@ -178,24 +184,36 @@ class Result:
         Raises:
             ConfigError: the method reports no table.
         """
+        columns, rows = self._learned()
+        return _pandas().DataFrame(rows, columns=columns)
+
+    def _learned(self) -> tuple[list[str], list[list[Any]]]:
+        """Columns and rows of `to_frame`."""
         tables = self.summary.get("learned", [])
         if not tables:
             raise ConfigError(f"{self.summary['method']} reports no table of what it has learned: see result.clients")
         columns = tables[0]["columns"]
         alike = [table for table in tables if table["columns"] == columns]
         rows = [[*([table["title"]] if len(alike) > 1 else []), *row] for table in alike for row in table["rows"]]
-        return _pandas().DataFrame(rows, columns=[*(["Table"] if len(alike) > 1 else []), *columns])
+        return [*(["Table"] if len(alike) > 1 else []), *columns], rows
 
     def to_latex(self) -> str:
-        """What the server has learned, or else the final measurements of the clients, as a LaTeX table (package
-        booktabs).
+        """What the server has learned, or else the clients with their first measurements, as a LaTeX table (package
+        booktabs). `clients` has all measurements.
 
         Example:
-            >>> result.to_latex().splitlines()[1]
-            '  \\\\toprule'
+            >>> result.to_latex().splitlines()[0]
+            '% needs \\\\usepackage{booktabs}'
         """
-        frame = self.to_frame() if self.summary.get("learned") else self.clients
-        return latex_table([*frame.columns], frame.to_numpy().tolist())
+        if self.summary.get("learned"):
+            return latex_table(*self._learned())
+        clients = self._client_rows()
+        left_out = () if any(client["unseen"] for client in clients) else ("unseen",)
+        columns = [
+            name for name in dict.fromkeys(name for client in clients for name in client) if name not in left_out
+        ]
+        heads = [name[0].upper() + name[1:].replace("auc", "AUC") for name in columns[:FIT]]
+        return latex_table(heads, [[client.get(name) for name in columns[:FIT]] for client in clients])
 
     def plot(self) -> Figure:
         """The accuracy by iteration, as a matplotlib Figure.
@@ -210,7 +228,10 @@ class Result:
 
     def _repr_html_(self) -> str:
         head, *lines = repr(self).splitlines()
-        return html_card(head, [line.strip() for line in lines])
+        columns, rows = self._learned() if self.summary.get("learned") else ([], [])
+        shown = [[four_digits(c) if isinstance(c, float) else "" if c is None else str(c) for c in row] for row in rows]
+        more = [f"the first {MOST_SHOWN} of {len(rows)} rows:"] if len(rows) > MOST_SHOWN else []
+        return html_card(head, [*(line.strip() for line in lines), *more], columns, shown[:MOST_SHOWN])
 
     def report(self) -> Path:
         """Write the HTML page of the run into its folder; returns its path.
@@ -280,6 +301,9 @@ class CompareResult(dict[str, Any]):
         >>> found.to_frame()["method"].tolist()
         ['fedmd', 'local']
     """
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(f"a comparison has no {key!r}.{did_you_mean(str(key), self)}")
 
     def __repr__(self) -> str:
         from fedloom.report.results import conclusion
@@ -373,7 +397,13 @@ def _pandas() -> Any:
 
 class RunSettings(TypedDict, total=False):
     """The settings that `run` and `compare` take as keywords, beside their own arguments: those of a run, and those of
-    its data. `fedloom list settings` and the settings page describe each."""
+    its data. `fedloom list settings` and the settings page describe each.
+
+    Example:
+        >>> small: RunSettings = {"iterations": 5, "clients": 3, "models": "mlp"}
+        >>> run("fedmd", **small).summary["clients"]
+        3
+    """
 
     name: str
     preset: str
@@ -491,6 +521,8 @@ def run(
     """
     if isinstance(config, list | tuple):
         raise ConfigError(f"run takes one method: to compare {len(config)}, use fedloom.compare({list(config)!r})")
+    if not isinstance(config, str | Path | RunConfig | Method):
+        raise ConfigError(f"run takes the name or file of a method, a Method or a RunConfig, not {_kind(config)}")
     given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(config, Method):
         config = check({"run": {"method": objects.method_name(config), "name": config.name, **given}}).run
@@ -542,10 +574,11 @@ def compare(
         seeds: a number of seeds, such as 5 for 0 to 4, or a list of them: one run for each method and seed. None for
             those of the comparison, or 0.
         tune: first choose the learning rate of each method on validation rows, with equal effort for all.
-        data, test, label, group, models, pretrained, out, resume, progress, trust, **settings: see `run`.
+
+    All further arguments are those of `run`.
 
     Raises:
-        FedloomError: see `run`.
+        FedloomError: the config, an object or a checkpoint is invalid.
     """
     given = _named({**settings}, data, test, label, group, models, pretrained)
     if isinstance(methods, str | Path):
@@ -556,6 +589,8 @@ def compare(
                 f"[{str(methods)!r}, 'local']"
             )
         run_values, compared = config.run.model_dump(), config.compare.model_dump()
+    elif not isinstance(methods, list | tuple):
+        raise ConfigError(f"methods must be a list, such as ['fedal', 'local'], or a name, not {_kind(methods)}")
     else:
         run_values, compared = given, {"methods": [_entry(method) for method in methods]}
     experiment = check(
@@ -578,6 +613,8 @@ def compare(
 @contextlib.contextmanager
 def _shown(progress: Progress, runs: int) -> Iterator[Callable[[Status], None] | None]:
     """What is called after each round: for True, a bar over the rounds of all runs, in a terminal or a notebook."""
+    if progress is not None and not callable(progress) and not isinstance(progress, bool):
+        raise ConfigError(f"progress must be True, or a function of the state after a round, not {progress!r}")
     if not isinstance(progress, bool):
         yield progress
         return
@@ -609,7 +646,14 @@ def _entry(method: str | Method | Mapping[str, Any]) -> str | dict[str, Any]:
         return {"method": objects.method_name(method), "name": method.name}
     if isinstance(method, Mapping) and isinstance(held := method.get("method"), Method):
         return {"name": held.name, **method, "method": objects.method_name(held)}
-    return method if isinstance(method, str) else dict(method)
+    if not isinstance(method, str | Path | Mapping):
+        raise ConfigError(f"an entry of methods is a name, a file, a Method or a mapping, not {_kind(method)}")
+    return dict(method) if isinstance(method, Mapping) else str(method)
+
+
+def _kind(value: object) -> str:
+    """A value in an error: a class by its name, others by their kind."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _named(

@@ -18,6 +18,8 @@ from torch import nn
 
 from fedloom.api import run
 from fedloom.core.errors import FedloomError
+from fedloom.core.method import Method
+from fedloom.methods import named
 
 SHOWN = 10
 """Maximum number of classes in a message."""
@@ -58,7 +60,11 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             self.owners_ = np.unique(groups)
 
     def _train(self, X: np.ndarray, y: np.ndarray, groups: Any, **task: Any) -> None:
-        """Run the federation on standardized rows, all of which train."""
+        """Run the federation on standardized rows, all of which train.
+
+        Raises:
+            ValueError: a setting is invalid, or the method trains no model that predicts.
+        """
         owners: dict[str, Any] = {"clients": min(self.clients, len(X)), "partition": "iid"}
         if self.owners_ is not None:
             owners = {"group": np.searchsorted(self.owners_, column_or_1d(groups))}
@@ -69,6 +75,11 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         if isinstance(local := settings.get("local"), Mapping):
             settings["local"] = self._coded(local)
         try:
+            method = self.method if isinstance(self.method, Method) else named(self.method)
+            if method.setting == "vertical":
+                raise ValueError(
+                    f"{method.name} joins columns of several parties: choose a method of rows, as 'fedavg'"
+                )
             result = run(self.method, data=rows, test=rows, models=self.models or "mlp", **settings)
             self.models_ = [result.model] if result.model is not None else result.models
         except FedloomError as error:
@@ -121,11 +132,12 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
         >>> model = FederatedClassifier(iterations=20).fit(X, y, groups=np.arange(150) % 3)
-        >>> model.predict_proba(X[:2]).shape
-        (2, 3)
+        >>> model.predict_proba(X[:2]).shape, model.predict(X[:2]).shape
+        ((2, 3), (2,))
 
     Args:
-        method: a horizontal method: its name or page.
+        method: a method of rows, also of trees or linear models: its name or page. Of `fedglm` and `fedcox`, 10
+            iterations are a Newton step.
         iterations: local steps or epochs, as the method counts them: see `fedloom.run`.
         clients: number of clients, to which rows are assigned at random if `fit` gets no groups.
         models: the network of the clients, as in `fedloom.run`; None for a small multilayer perceptron.
@@ -193,6 +205,8 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
             ValueError: the rows, or a setting, are invalid.
         """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        if y.dtype.kind not in "biuf":
+            raise ValueError("y must have numbers, not text: FederatedClassifier predicts classes")
         self._prepare(X, groups)
         self.level_, self.spread_ = float(y.mean()), float(y.std()) or 1.0
         if y.std() > 0:  # else there is nothing to learn

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -37,6 +37,8 @@ DAYS = [f"2022-{row % 12 + 1:02}-{row % 28 + 1:02}" for row in ROWS]
         (lambda row: f"{2010 + row % 9}Q{row % 4 + 1}", "dates such as"),
         (lambda row: f"Mon, {row % 28 + 1} Jan 2022 10:00:00 GMT", "dates such as"),
         (lambda row: f"{row % 28 + 1}. März 2022", "dates such as"),
+        (lambda row: f"{100 + row}/80", "pairs of numbers such as '100/80'"),
+        (lambda row: f"{row}e-50", "numbers that differ by too little, such as 1e-50: multiply"),
     ],
 )  # fmt: skip
 def test_further_numbers_and_dates_are_no_words(odd: Callable[[int], str], repair: str) -> None:
@@ -82,12 +84,41 @@ def test_a_csv_file_of_several_that_were_put_together(tmp_path: Path) -> None:
         read_csv(file)
 
 
+def test_features_that_tell_label_or_owner_get_a_note() -> None:
+    sites = ["A", "B"] * 20
+    for cells, note in ((["one" if y == "a" else "two" for y in PLAIN["y"]], "'z' tells the label of every row"),
+                        ([5 if site == "A" else 7 for site in sites], "'z' tells the owner of every row"),
+                        (PLAIN["x"], "Columns 'x' and 'z' are equal")):  # fmt: skip
+        data = read_data({**PLAIN, "z": cells, "site": sites}, label="y", group="site")
+        assert [*data.notes] == [found for found in data.notes if note in found] != []
+    numbers = [row / 7 for row in ROWS]
+    leak = read_data({"x": numbers, "z": [row % 7 for row in ROWS], "y": numbers}, label="y").notes
+    assert leak == ("Column 'x' tells the label of every row: drop it if it is known only later.",)
+
+
+def test_a_file_without_a_header_gets_a_note(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "".join(f"{x},{'uv'[row % 2]},{PLAIN['y'][row]}\n" for row, x in enumerate(PLAIN["x"]))
+    )
+    assert "check that the first row is the header" in "\n".join(read_data(tmp_path / "t.csv", label="a").notes)
+    (tmp_path / "t.csv").write_text('w,y\n"u", "a"\n"v", "b"\n' * 20)
+    with pytest.raises(DataError, match="a cell with spaces before its quotes"):
+        read_csv(tmp_path / "t.csv")
+
+
 def test_odd_values_get_a_note() -> None:
     for cells, note in (([-999 if row % 9 == 0 else row % 7 for row in ROWS], "has -999 in 5 rows"),
                         (["#REF!", "u", "v", "v"] * 10, "errors of a spreadsheet, '#REF!'"),
                         (["u", "u\x00", "v", "v"] * 10, "differ in writing only"),
+                        (["u", "v", "-", "n.a."] * 10, "has '-', 'n.a.', taken as written"),
+                        (["120/80", "130/85"] * 20, "pairs of numbers such as '120/80'"),
+                        ([2**53 + row for row in ROWS], "whose last digits are lost"),
                         (np.arange(40, dtype=np.uint64) + np.uint64(2**63), "does not tell apart")):  # fmt: skip
         assert note in "\n".join(read_data({**PLAIN, "z": cells}, label="y").notes)
+    for labels, note in (([-999, 0, 1, 2] * 10, "has -999 in 10 rows"),
+                         (["a", "b", "unknown", "a"] * 10, "has 'unknown'"),
+                         (["7", "8", "<5", "7"] * 10, "such as '7' and '<5': all are classes")):  # fmt: skip
+        assert note in "\n".join(read_data({**PLAIN, "y": labels}, label="y").notes)
     ages = [99 if row == 0 else row % 7 * 15 for row in ROWS]
     assert read_data({**PLAIN, "age": ages}, label="y").notes == ()
 
@@ -127,6 +158,20 @@ def test_folders_of_csv_and_parquet_are_one_table(tmp_path: Path) -> None:
     pandas.DataFrame(PLAIN).to_parquet(comma / "b.parquet")
     first, second = np.split(read_data(comma, label="y", decimal=",").x, 2)
     assert np.array_equal(first, second)
+
+
+def test_each_file_has_its_own_decimal_sign(tmp_path: Path) -> None:
+    plain = folder(tmp_path / "plain", "a.csv", "b.csv")
+    mixed = folder(folder(tmp_path / "mixed", "a.csv"), "b.csv", text="x;y\n" + CSV.replace(",", ";").replace(".", ","))
+    one, other = read_data(plain, label="y"), read_data(mixed, label="y", decimal={"b.csv": ","})
+    assert (one.x == other.x).all() and one.recipe == other.recipe
+    several: tuple[tuple[dict[str, Literal[".", ","]], str], ...] = (
+        ({"a.csv": ","}, "which is no number with ','"),
+        ({"c.csv": ","}, "the file 'c.csv'"),
+    )
+    for signs, problem in several:
+        with pytest.raises(DataError, match=problem):
+            read_data(mixed, label="y", decimal=signs)
 
 
 def test_types_of_polars_are_read_as_those_of_pandas() -> None:

@@ -76,6 +76,15 @@ def test_files_of_several_parties(files: list[Path]) -> None:
     assert [view.truth for view in parties.views] == [None, None, None]  # 012 has no label
 
 
+def test_each_file_has_its_own_decimal_sign(files: list[Path]) -> None:
+    plain = gather(files)
+    files[1].write_text(files[1].read_text().replace(",", ";").replace("?", "0,5"), encoding="utf-8")
+    shop = gather(files, options=DataOptions(decimal={"shop.csv": ","})).views[1]
+    assert shop.recipe["decimal"] == "," and shop.x.shape == (len(plain.views[1].x), 3)
+    with pytest.raises(DataError, match="the file 'shop'"):
+        gather(files, options=DataOptions(decimal={"shop": ","}))
+
+
 def test_validation_people_stand_in_for_the_test(files: list[Path]) -> None:
     whole, part = gather(files), gather(files, validation=0.25)
     used = [person for name in ("aligned", "test") for person in people(part, name)]

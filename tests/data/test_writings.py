@@ -19,6 +19,7 @@ from fedloom.data.own import read_data
 from fedloom.data.tables import read_csv
 from fedloom.deploy import export
 from fedloom.deploy.models import load_model
+from tests.exported import predict
 
 ROWS = range(40)
 PLAIN: dict[str, Any] = {"x": [row * row % 17 / 4 for row in ROWS], "y": ["a", "a", "b", "b"] * 10}
@@ -185,6 +186,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedloom.run("fedavg", data=str(folder / "t.csv"), models="linear", out=folder / "run", **known)
     export(folder / "run")
     return folder / "run" / "export" / "n"
+
+
+def test_an_exported_file_notes_unknown_words(
+    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    (tmp_path / "new.csv").write_text(f"{HEAD}\n{GOOD}\n0.5,True,01,new\n")
+    load_model(exported).predict(tmp_path / "new.csv")
+    predict(exported, tmp_path / "new.csv")
+    note = "column 'word': 1 of 2 rows hold words that training did not have, such as 'new'; they count as none"
+    assert note in caplog.text and note in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

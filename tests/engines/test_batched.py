@@ -270,6 +270,18 @@ def test_a_page_that_walks_over_uneven_batches_is_done_in_groups_of_equal_rows()
     same(a, b, "weigh")
 
 
+def test_uneven_rows_are_grouped_at_once_so_that_a_resumed_run_has_the_same_bits() -> None:
+    uneven = lambda i: rows((40, 24, 40, 24, 17)[i], i)
+    (_, whole), (_, resumed) = both(data=uneven), both(data=uneven)
+    whole.call(whole.ids, "walk", {"t": 0}, None, (0, 0))
+    resumed.load(
+        {i: {k: message.map_tensors(Tensor.clone, v) for k, v in state.items()} for i, state in whole.states().items()}
+    )
+    replies = [engine.call(engine.ids, "walk", {"t": 1}, None, (1, 0)) for engine in (whole, resumed)]
+    assert all(map(torch.equal, *replies))
+    assert difference(whole, resumed) == 0
+
+
 @pytest.mark.parametrize(("method", "why"), [("peek", "item"), ("chance", "random"), ("own_number", "context.id")])
 def test_what_cannot_be_batched_is_done_in_turn_and_said(method: str, why: str) -> None:
     a, b = both()
@@ -433,7 +445,8 @@ def test_some_rows_of_those_who_have_few(size: int) -> None:
 
 
 def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first batch of a call finds out; the second was made before that, and is not to be blamed."""
+    """The first batch of a call finds out; the second was made before that, and is not to be blamed. Both are split by
+    rows at once, as in later calls."""
     together: list[int] = []
 
     def counted(memory: Tensor, rows: list[int], *others: Any) -> list[Any]:
@@ -448,7 +461,7 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
     for _ in range(2):
         engine.call(engine.ids, "pick", {"t": 0, "size": 99}, None, (0, 0))
     assert engine.account().remarks == ("6 of 6 parties together, in groups: 1",)
-    assert together == [2, 2]  # in the second call: those with 20 rows, and those with 30
+    assert together == [2, 2] * 2  # in each call: those with 20 rows, and those with 30
 
 
 def test_an_evaluation_is_prepared_together_and_leaves_no_trace() -> None:

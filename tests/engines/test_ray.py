@@ -575,4 +575,4 @@ def test_a_missing_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_ray_cluster", "_shard"):
         monkeypatch.delitem(sys.modules, f"fedloom.engines.{name}")
         monkeypatch.delattr(importlib.import_module("fedloom.engines"), name)
-    assert "pip install 'fedloom[ray]'" in refused()
+    assert "pip install -e '.[ray]'" in refused()

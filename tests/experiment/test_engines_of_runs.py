@@ -15,11 +15,14 @@ from fedloom.core.errors import CheckpointError, ConfigError, EngineError
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines import Engine, LocalEngine, Lost, probe
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run import execute as runs
 from fedloom.experiment.run.engine import Backend
 from fedloom.experiment.run.execute import Stopped, execute
+from fedloom.methods import registry
 
 SMALL: dict[str, Any] = {
     "rounds": 6,
@@ -178,6 +181,19 @@ def test_another_engine_continues_where_one_stopped(whole: dict[str, Any], tmp_p
             execute(small(engine=engine), tmp_path / "run", resume=True, stop=lambda: True)
     done = execute(small(engine=eval_modes[-1]), tmp_path / "run", resume=True).summary
     assert done["state_sha256"] == whole["state_sha256"]
+
+
+@pytest.mark.parametrize("name", [name for name, method in registry().items() if method.without_network])
+def test_parties_without_a_network_stay_on_the_cpu(name: str) -> None:
+    """Their sums are NumPy's. With a network the rows would go to this device, which this test need not have."""
+    values: dict[str, Any] = {"method": name, "rounds": 2, "data": {"clients": 4}}
+    values |= {"columns": {"aligned": 24, "unaligned": 20}} if registry()[name].setting == "vertical" else {}
+    if name == "fedcox":
+        values |= {"data": {"name": "breast_cancer", "clients": 4}, "params": {"time": "mean area"}}
+    run = RunConfig(**values, engine={"device": "cuda"})
+    plan = build(run)
+    assert {context.device for context in (plan.server_context, *plan.contexts)} == {"cpu"}
+    assert plan.run == run  # the folder has the config that was given
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.core.cards import latex_escaped
+from fedloom.core.cards import latex_escaped, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.plan.reading import seeds_from, seeds_of
 from fedloom.experiment.run.result import Comparison
 from fedloom.report import paper
+from fedloom.report.quick import comparison_card
 from fedloom.report.results import verdict
 from tests.command import Done
 from tests.command import fedloom as command
@@ -29,6 +32,11 @@ METHODS = tuple(replace(m, name="mine") for m in fedavg.METHODS if m.name == "fe
 """
 
 
+DOCUMENT = r"""\documentclass{article}\usepackage{booktabs}\usepackage{graphicx}
+\begin{document}\input{table.tex}\input{more.tex}\par\includegraphics{accuracy.pdf}
+\bibliographystyle{plain}\bibliography{references}\end{document}"""
+
+
 @pytest.fixture(scope="module")
 def by_rounds() -> Comparison:
     return Comparison(**fedloom.compare(["fedal", "fedmd", "local"], seeds=2, rounds=2, **SMALL))
@@ -40,6 +48,9 @@ def test_equal_rounds_of_unequal_steps_stand_in_the_headline_with_the_numbers(by
     assert found is not None and not found.decided
     assert found.text.startswith("Not an equal comparison (local steps of a client: fedal 10, fedmd 2, local 10): ")
     assert '{ method = "fedmd", rounds = 10 }' in by_rounds.remarks[0]
+    card = comparison_card(by_rounds, found.text)
+    assert "give methods=[{ &quot;method&quot;: &quot;fedal&quot;" in card
+    assert '<td style="text-align:left">fedmd</td><td style="text-align:right">' in card
 
 
 def test_rounds_of_an_entry_make_the_steps_equal() -> None:
@@ -91,24 +102,53 @@ def test_a_number_of_seeds_is_that_many() -> None:
 
 def test_a_comparison_becomes_a_table_and_references(by_rounds: Comparison) -> None:
     table, references = paper.latex(by_rounds), paper.bibtex(by_rounds)
-    cited = set(re.findall(r"\\cite\{(\w+)\}", table))
+    cited = {key for keys in re.findall(r"\\cite\{([\w,]+)\}", table) for key in keys.split(",")}
     assert cited and cited <= set(re.findall(r"^@\w+\{(\w+),", references, re.M))
     assert table.count(r"\\") == 4 and table.count("$ [$") == 2
     assert "Not equal: local steps of a client" in table
     for text in (table, references):
         assert text.count("{") == text.count("}")
+
+
+def test_signs_and_letters_become_what_latex_prints() -> None:
     assert latex_escaped("50 % of a_b & #1") == r"50 \% of a\_b \& \#1"
+    assert latex_escaped("β₂ − Δx² ≥ 3 µg") == r"$\beta$$_{2}$ $-$ $\Delta$x$^{2}$ $\geq$ 3 $\mu$g"
+    assert latex_escaped("λΛ größe <ο>") == r"$\lambda$$\Lambda$ größe $<$ο$>$"
+    lines = latex_table(["Owner", "Decision", "Gain"], [["北京", "join", -0.5], ["b", "same", 1e-6], ["c", "–", None]])
+    said, begin, *rows = lines.splitlines()
+    assert said.endswith("a font that has 北京") and begin == r"\begin{tabular}{llr}"
+    assert rows[3:6] == [
+        r"  北京 & join & $-0.500$ \\",
+        r"  b & same & $1.0\times10^{-6}$ \\",
+        r"  c & -- & -- \\",
+    ]
 
 
-def test_every_method_has_an_entry_with_a_key_of_its_paper() -> None:
+def test_every_method_has_entries_with_keys_of_its_papers() -> None:
     from fedloom.methods import registry
 
+    titles: dict[str, str] = {}
     for name, method in registry().items():
-        if ": " not in method.paper:
-            continue
-        entry = paper.entry(method.paper)
-        assert entry.startswith(("@misc{", "@inproceedings{")) and paper.cite_key(method.paper) in entry, name
-        assert "title = {{" in entry and "author = {" in entry
+        for one in paper.cited(method.paper):
+            entry, key = paper.entry(one), paper.cite_key(one)
+            assert entry.startswith((f"@misc{{{key},", f"@inproceedings{{{key},", f"@article{{{key},")), name
+            assert re.search(r"author = \{\w.*title = \{\{[^;]+\}\}.*year = \{\d{4}\}", entry, re.S), entry
+            assert titles.setdefault(key, entry) == entry  # one key for each paper
+    assert len(paper.cited(registry()["fedforest"].paper)) == 2 and paper.cited(registry()["local"].paper) == []
+
+
+def compile_latex(folder: Path, more: str) -> None:
+    """The table, the references, the figure and a further table as a PDF, without a warning."""
+    (folder / "more.tex").write_text(more)
+    (folder / "all.tex").write_text(DOCUMENT)
+    for program in ("pdflatex", "bibtex", "pdflatex", "pdflatex"):
+        words = ["all"] if program == "bibtex" else ["-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+        done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, errors="replace")
+        assert done.returncode == 0, done.stdout
+    assert not re.findall(r"(?:Warning|Overfull|undefined).*", done.stdout)
+    for file in folder.glob("*.*"):
+        if file.stem in ("all", "more"):
+            file.unlink()
 
 
 def test_the_command_counts_iterations_and_writes_the_files_of_a_paper(
@@ -120,6 +160,9 @@ def test_the_command_counts_iterations_and_writes_the_files_of_a_paper(
     pdf = (tmp_path / "c" / "paper" / "accuracy.pdf").read_bytes()
     assert pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
     assert {p.name for p in (tmp_path / "c" / "paper").iterdir()} == {"table.tex", "references.bib", "accuracy.pdf"}
+    if shutil.which("pdflatex"):
+        columns = ["β₂ > 3 µg/l", "50 %", "s_d", "p", "from", "to", "größe"]
+        compile_latex(tmp_path / "c" / "paper", latex_table(columns, [["a & b", -0.5, 1e-6, None, 1, 2, "é"]]))
     wrong = command("compare", "fedmd", "local", "--iterations", "5", "--rounds", "2", code=2)
     assert "--rounds or --iterations, not both" in wrong.stderr
     assert "no comparison.json" in command("report", "nowhere", "--latex", code=2).stderr

@@ -178,4 +178,6 @@ def test_words_of_others_name_what_exists() -> None:
 def test_sentences_of_the_shell_become_python() -> None:
     assert in_python("add --resume to continue") == "add resume=True to continue"
     assert in_python("add -s 'models.pool=[\"mlp\"]', or") == 'add models=["mlp"], or'
+    entries = 'steps write in a file: [compare] methods = [{ method = "fedal", rounds = 2 }]'
+    assert in_python(entries) == 'steps give methods=[{ "method": "fedal", "rounds": 2 }]'
     assert in_python("x. Write data.clients or params.tau.") == 'x. Write clients=… or params={"tau": …}.'

@@ -171,7 +171,7 @@ def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     assert messages != exact and messages.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
     party.params = {name: 1e6 * value for name, value in party.params.items()}
     judged = score(party, on="own")
-    assert predictions(party, on="own")["loss"] > 10 == judged["loss"]
+    assert predictions(party, on="own")["loss"] > 10 > judged["loss"]  # each row counts at most 10
     party.params = {name: 1e38 * torch.sign(value) for name, value in party.params.items()}
     judged = score(party, on="own")
     assert judged["accuracy"] <= 1

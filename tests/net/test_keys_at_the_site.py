@@ -204,3 +204,14 @@ def test_a_new_list_reaches_a_running_node(tmp_path: Path, later: Callable[[int]
         patch.setattr(certs, "LIST_DAYS", 20)
         commands.renew_list(folder, Console(file=io.StringIO()), lambda new: "")
     assert mine.caller(other) == "coordinator"
+
+
+def test_a_question_without_a_terminal_is_an_error_in_one_sentence(
+    fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    fedloom("certs", "hospital-a", "--all-here", "--out", "fed")
+    fedloom("certs", "--request", "hospital-b", "--out", "b")
+    done = fedloom("certs", "--sign", "b/request.pem", "--out", "fed", code=2)
+    assert "the question was not answered: run the command at a terminal" in done.stderr
+    assert "Traceback" not in done.stderr

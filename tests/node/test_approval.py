@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedloom.remote.node import approval
 from fedloom.remote.node.audit import verify
 from fedloom.remote.node.decision import What
 from fedloom.remote.node.outgoing import Outgoing, OutgoingFilter
-from fedloom.remote.node.terms import sha256, terms
+from fedloom.remote.node.terms import sha256, terms, weaknesses
 from fedloom.remote.rpc_errors import PENDING, REFUSED, STOPPED, CallRefused
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RUN, RunRequest, doing, opening, which
@@ -199,7 +200,7 @@ def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: H
     ask.refused("open", opening(text))
     shown = approval.waiting(folder(ask), RUN).text
     (line,) = [line for line in shown.splitlines() if line.startswith("This run's own ε")]
-    assert "for weights, with 60 training rows. All else is sent without noise" in line
+    assert "for weights, with 60 training rows. All else, such as numbers of rows, has no noise." in line
     decided(ask)
     ask("open", opening(text))
     party: Any = ask.host._node_runs[RUN].party
@@ -247,6 +248,31 @@ def test_each_method_has_terms_that_name_what_it_sends(name: str) -> None:
     sent = [line.split(",")[0].strip() for line in text.splitlines() if line.startswith("  ")]
     assert {*sent} <= {*names} and (sent or not names) and "its page does not say" not in text
     assert text.isprintable() or {c for c in text if not c.isprintable()} == {"\n"}
+
+
+def weaknesses_of(name: str) -> set[str]:
+    method = registry()[name]
+    data: dict[str, Any] = {"clients": 3, "public_rows": 40} if method.setting == "horizontal" else {}
+    kind = run_of(name, data)
+    found, cfg, _, _ = resolve(kind, at_node=True)
+    return {*weaknesses(kind, found, cfg)}
+
+
+def test_the_threat_model_and_the_summary_name_the_same_weaknesses() -> None:
+    """Of methods that send counts or means by class, and of those whose messages other nodes get."""
+    page = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text()
+    table = [line.split(" | ") for line in page.splitlines() if re.match(r"\| [a-z ]+: `", line)]
+    rows = {row[0].partition(":")[0][2:]: re.findall("`([a-z-]+)`", row[0]) for row in table}
+    for name in rows["means by class"] + rows["sums over rows"]:
+        assert "W7" in weaknesses_of(name), name
+    for name in [*rows["among peers"], "fens", "exchange", "fedpcl", "fedhssl"]:
+        assert "W3" in weaknesses_of(name), name
+    kind = run_of("exchange", {"clients": 3})
+    found, cfg, rounds, _ = resolve(kind, at_node=True)
+    assert "Sent to the coordinator, which passes it on to the other nodes, in a round:" in terms(
+        kind, found, cfg, rounds
+    )
+    assert not {"W3", "W7"} & weaknesses_of("fedavg")
 
 
 def run_of(name: str, data: dict[str, Any]) -> Any:

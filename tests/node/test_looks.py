@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.evaluation import exact_scores
+from fedloom.core.evaluation import MAX_LOSS, exact_scores, score
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.budget import FILE
-from fedloom.remote.node.looks import SCALE, _keyed, _laplace
+from fedloom.remote.node.looks import SCALE, _keyed, _laplace, blurred
 from fedloom.remote.rpc_errors import CallRefused
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening, which
@@ -98,6 +99,29 @@ def test_rows_are_read_from_exact_scores_and_not_from_those_of_a_node(hosts: Hos
     assert attack(hosts(secret=False, score=True, looks=10_000), 300) > 0.9  # the attack works where nothing is done
     assert attack(hosts(score=True, looks=10_000), 300) < 0.2  # by the noise alone, without a budget of looks
     assert attack(hosts(), 300) == 0
+
+
+@pytest.mark.parametrize("odd", [1e4, 3e38, math.inf, math.nan])
+def test_one_row_moves_a_loss_by_its_own_share(odd: float, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean that is clipped as a whole would tell exactly whether a row is in a region, whatever the noise."""
+    (run_,) = hosts(score=True).host._node_runs.values()
+    party, test = run_.party, run_.party.context.tests["own"]
+    logits = torch.zeros(len(test), 2)
+    losses = []
+    for inside in (False, True):  # a network of which one row's outputs are these
+        logits[0] = torch.tensor([odd, -odd]) * (1.0 if test.y(torch.tensor([0])) else -1.0) if inside else 0.0
+        monkeypatch.setattr(type(party), "infer", lambda party, x: logits)
+        losses.append(float(score(party, on="own")["loss"]))  # type: ignore[arg-type]
+    assert abs(losses[1] - losses[0]) <= MAX_LOSS / len(test) + 1e-3, losses
+
+
+def test_the_chance_level_has_one_noise_for_all_looks() -> None:
+    exact = {"accuracy": 0.5, "loss": 0.7, "chance": 0.5, "rows": 20}
+    told: Any = blurred
+    shown = [[float(told(exact, key, {"t": t}, {})["chance"]) for t in range(3)] for key in range(20)]
+    assert all(len({*looks}) == 1 for looks in shown) and len({looks[0] for looks in shown}) > 3
+    number = {"squared": 0.5, "absolute": 0.7, "chance": 2.0, "rows": 200}
+    assert float(told(number, 3, {}, {})["chance"]) == 1.0
 
 
 def test_own_rows_are_not_scored_unless_the_node_is_reported(hosts: Hosts) -> None:

@@ -16,6 +16,7 @@ AUDITS: dict[str, Any] = {
         f"white box, {name}": lambda name=name: audit_epsilon.audit_white_box(name, 200)
         for name in audit_epsilon.WHITE_BOX
     },
+    "look": lambda: audit_epsilon.audit_look(2_000),
     "one run": lambda: audit_epsilon.audit_one_run(16_000),
     "choice of neighbours": lambda: audit_epsilon.audit_choice(40),
     "sums of leaves": lambda: audit_epsilon.audit_leaves(24),

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.core import paths
 from fedloom.core.errors import PrivacyBudgetSpent
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases, epsilon
-from fedloom.remote.node.budget import FILE, Budget, Spent
+from fedloom.remote.node import budget
+from fedloom.remote.node.budget import FILE, NEXT, Budget, Spent
 from fedloom.remote.node.config import NodeData
 from fedloom.remote.node.limits import OwnerLimits
 from fedloom.remote.node.privacy_ledger import charge, exhaust
@@ -75,6 +77,70 @@ def test_an_older_folder_allows_nothing_until_its_owner_accepts_it(older: str, t
         spend(folder, file, anchor=anchor)
 
 
+def is_an_anchor(path: Path) -> bool:
+    return path.name == "anchor"
+
+
+def is_the_record(path: Path) -> bool:
+    return path.name == FILE
+
+
+@pytest.mark.parametrize(("dies_at", "counted"), [(is_an_anchor, False), (is_the_record, True)])
+def test_a_node_killed_while_it_charges_keeps_its_budget(
+    dies_at: Callable[[Path], bool], counted: bool, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the anchor nothing was charged and nothing let out; after it the charge counts, once."""
+    folder, anchor = tmp_path / "state", tmp_path / "anchor"
+    folder.mkdir()
+    spend(folder, file, anchor=anchor)
+    writing = paths.write_atomically
+
+    class Killed(BaseException):
+        pass
+
+    def write(path: Path, data: bytes) -> None:
+        if dies_at(path):
+            raise Killed
+        writing(path, data)
+
+    for _ in range(2):  # as a node that is started again, and killed there again
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(budget, "write_atomically", write)
+            spend(folder, file, anchor=anchor)
+    before = 1 + 2 * counted
+    assert Budget(folder, anchor).spent("wards").all_releases() == [Releases(4.0, before, 1.0)]
+    spend(folder, file, anchor=anchor)
+    assert Budget(folder, anchor).spent("wards").all_releases() == [Releases(4.0, before + 1, 1.0)]
+    assert not (folder / NEXT).exists()
+    assert json.loads(anchor.read_text()) == json.loads((folder / FILE).read_text())["number"]
+
+
+def test_a_draft_is_no_way_around_the_anchor(tmp_path: Path, file: Path) -> None:
+    """A copy of the folder from between two changes is old, too."""
+    folder, anchor, copy = tmp_path / "state", tmp_path / "anchor", tmp_path / "copy"
+    folder.mkdir()
+    spend(folder, file, anchor=anchor)
+    shutil.copytree(folder, copy)
+    shutil.copy(copy / FILE, copy / NEXT)
+    spend(folder, file, anchor=anchor)
+    with pytest.raises(PrivacyBudgetSpent, match="older than its anchor"):
+        Budget(copy, anchor).spent("wards")
+
+
+def test_a_deleted_anchor_allows_nothing_until_its_owner_accepts_it(tmp_path: Path, file: Path) -> None:
+    folder, anchor = tmp_path / "state", tmp_path / "anchor"
+    folder.mkdir()
+    spend(folder, file)  # before the node had an anchor
+    spend(folder, file, anchor=anchor)
+    anchor.unlink()
+    with pytest.raises(PrivacyBudgetSpent, match="anchor is missing: its owner must restore that file, or run"):
+        spend(folder, file, anchor=anchor)
+    Budget(folder, anchor).accept_restored(lambda cohorts: exhaust(cohorts["wards"], 10, 1e-5))
+    assert int(anchor.read_text()) == 3
+    with pytest.raises(PrivacyBudgetSpent, match="would make it"):
+        spend(folder, file, anchor=anchor)
+
+
 def opened(
     hosts: Hosts, tmp_path: Path, public: Path, method: str, seed: int = 0, limits: Any = (), **params: Any
 ) -> Any:
@@ -108,7 +174,12 @@ def test_rows_are_introduced_with_one_set_of_settings_over_all_runs(hosts: Hosts
 
 def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(tmp_path: Path, file: Path) -> None:
     public = SimpleNamespace(rows=range(50))
-    party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public))
+    own = SimpleNamespace(x=lambda rows: torch.zeros(len(rows), 4))
+    party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public), data=own)
+    limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
+    for shape in ((1, 10**4, 4), (4,), (1, 5)):  # many rows as one, for a network that takes any number of dimensions
+        with pytest.raises(CallRefused, match="the shape of this node's own"):
+            limits.check("answer", {"x": torch.zeros(shape)})
     for count in (60, 40):  # two runs
         limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
         limits.check("answer", {"x": torch.zeros(count, 4)})

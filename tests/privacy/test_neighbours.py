@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedloom.methods import find
 from fedloom.methods.peer import selection
 from fedloom.protect import noise
-from tests.toy import common, contexts, rows
+from tests.toy import Toy, common, contexts, rows
 
 TRIALS = 40
 PARAMS: dict[str, Any] = {"threshold": "anchored", "dp": {"target": "phi", "sigma": 20.0, "clip": 0.1}}
@@ -64,3 +64,17 @@ def test_the_own_proxy_is_charged_once_and_is_the_one_that_is_sent() -> None:
 def test_only_a_choice_at_the_initial_network_has_a_guarantee(threshold: str) -> None:
     cfg = find("afind-plus").configure("recommended", {**PARAMS, "threshold": threshold})
     assert len(cfg.guarantees) == (threshold == "anchored") == cfg.promises
+
+
+@pytest.mark.parametrize("mode", ["faithful", "cheap"])
+def test_a_run_releases_no_more_proxies_than_planned(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ε that an officer approves is that of the planned number; here all peers ask all others in each round."""
+    monkeypatch.setattr(selection, "largest_gap", lambda cosines: -1.0)
+    toy = Toy(find("afind-plus"), client_contexts=contexts(3, make=common), **PARAMS, mode=mode).run(3)
+    for i in toy.engine.ids:
+        party = toy.party(i)
+        (guarantee,) = party.cfg.guarantees
+        (planned,) = guarantee.planned(party, 3)
+        sent = int(party.neighbours["sent"])
+        assert sent == 1 + 3 * 2 <= planned, sent  # the own one is sent to all
+        assert guarantee.epsilon([sent]) <= guarantee.epsilon([planned])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, MessageError, NotReady
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree, map_tensors
@@ -27,6 +28,7 @@ from fedloom.methods import registry
 from fedloom.methods.tables.steps import arrays, layout_of, tensors, trees_tree
 from fedloom.protect import noise
 from fedloom.remote import payload
+from fedloom.remote.node import service, task_runner
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.trees import random as random_trees
 from tests.engines.test_every_method import run_of
@@ -120,6 +122,33 @@ def test_no_argument_makes_a_reply_depend_on_a_row(pair: list[RunRequest], monke
     assert not found, f"{len(found)} of {QUESTIONS}: {found[:3]}"
 
 
+def test_arguments_beyond_a_bound_are_refused_before_the_work(pair: list[RunRequest]) -> None:
+    ask, wide = pair[0], torch.tensor([1e4, -1.01e4])
+    (node_run,) = ask.host._node_runs.values()
+    party: Any = node_run.party
+    for call, x in enumerate((wide, torch.tensor([float("inf")]), torch.tensor([float("nan")]))):
+        weights = {
+            k: v.flatten().index_fill(0, torch.tensor([0]), float(x[-1])).view_as(v) for k, v in party.params.items()
+        }
+        refusal = ask.refused("do", doing(call, ask.host, round=call, shared={"t": call, "weights": weights}))
+        assert "must be numbers of at most 10000" in refusal.words
+    assert not ask.host.budget.spent("wards").releases
+
+
+@pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7"), NotReady(), MemoryError("row 7")])
+def test_a_failure_has_no_reason(error: Exception, pair: list[RunRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a page fail by a row after all, as by memory, its kind of failure tells nothing else."""
+    ask = pair[0]
+    (node_run,) = ask.host._node_runs.values()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(type(node_run.party), "update", fail)
+    code, head, _ = seen(ask, doing(0, ask.host, round=0))
+    assert code != "refused" and head["lines"] == [{"failure": "raised", "injected": False}] and head["notes"] == {}
+
+
 def odd_trees(rng: Rng, layout: Any) -> dict[str, Any]:
     """Trees that nobody drew: too narrow for some bins, with circles, leaves without a value, or huge values."""
     made = arrays(trees_tree(random_trees.drawn(layout, 1, 4, rng)))
@@ -207,7 +236,9 @@ def test_numbers_with_a_guarantee_have_one_width(name: str, way: str) -> None:
     assert not [entry.what for entry in sent if re.search(plain, entry.what)]
 
 
-def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_path: Path) -> None:
+def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the work takes, and whether it fails; a stub for the clock."""
     path = rows(tmp_path / "own.csv", 80, 3)
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)
@@ -217,18 +248,22 @@ def test_replies_with_a_guarantee_leave_at_multiples_of_the_owner_s_seconds(tmp_
     kind = run(method="fedavg", models={"pool": ["linear"]}, params={"batch_size": 100, "epochs": 1, "dp": DP})
     ask("open", opening(for_nodes(build(kind, PrivateData(public=public))).model_dump_json()))
 
-    async def sleep(seconds: float) -> None:
+    (node_run,) = ask.host._node_runs.values()
+
+    def sleep(seconds: float) -> None:
+        """A call that waits behind this one waits for the worker, and another one of this run for its lock."""
+        assert threading.current_thread().name.startswith("fedloom-work") and node_run.lock.locked()
         left.append(now + seconds - 100.0)
 
     ask.host._clock, ask.host._sleep = lambda: now, sleep
-    working = ask.host._work
+    honest = task_runner.work
 
-    async def work(work: Any, node_run: Any = None) -> Any:
+    def work(*given: Any) -> bytes:
         nonlocal now
         now = 100.0 + took
-        return await working(work, node_run)
+        return honest(*given)
 
-    ask.host._work = work
+    monkeypatch.setattr(service, "work", work)
     for call, took in enumerate((0.1, 1.9, 2.1)):  # noqa: B007 - `work` reads it
         now = 100.0
         ask("do", doing(call, ask.host, round=call))

@@ -80,6 +80,43 @@ def test_every_choice_of_words_opens_alike_whatever_a_row_has(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+OTHER = (
+    ",,,",
+    "nan,inf,nan,7",
+    "1e39,0000-00-00,\x1b[2J,1e300",
+    "-0,31.02.2021,,-5",
+    "1e400,99999-01-01,y,1e39",
+    "x,y,z,nan",
+)
+
+
+@pytest.mark.parametrize("scale", [None, {"a": (0, 1), "day": (2015, 5)}])
+def test_numbers_dates_and_texts_open_alike_whatever_a_row_has(scale: Any, tmp_path: Path) -> None:
+    """Also the number to predict: no value of it is read before the run begins."""
+    rng = np.random.default_rng(3)
+    draw = rng.integers(1, 9, (80, 3))
+    lines = [f"{a}.5,201{b}-0{c}-1{a},word {b},{c}.25" for a, b, c in draw]
+    columns = ["a", {"name": "day", "encode": "date"}, {"name": "text", "encode": "text"}]
+    form = {
+        "columns": columns,
+        "label": "y",
+        "label_scale": (1, 2),
+        "classes": (),
+        **({"scale": scale} if scale else {}),
+    }
+    kind = run(method="local", models={"pool": ["linear"]}, data={"row_schema": form, "missing": "median"})
+    text = for_nodes(build(kind, PrivateData())).model_dump_json()
+    seen = set()
+    for k, cells in enumerate(("1.5,2020-01-31,hello world,3.0", *OTHER)):
+        (path := tmp_path / f"{k}.csv").write_text("\n".join(["a,day,text,y", *lines[:8], cells, *lines[9:], ""]))
+        own = {"keep": ["a", "day", "text"], "label": "y", "label_scale": (1, 2), "missing": "median"}
+        data = {"wards": {"rows": path, **own, "encode": {"day": "date", "text": "text"}}}
+        ask = RunRequest(node(tmp_path / f"{k}", methods=["local"], data=data))
+        seen.add(repr(ask("open", opening(text))))
+        ask.close()
+    assert len(seen) == 1
+
+
 def test_a_value_outside_is_no_word_and_a_foreign_label_leaves_its_row_out(tmp_path: Path) -> None:
     own = node(tmp_path, data={"wards": {"rows": tmp_path / "a.csv", **ALLOWED}}).data["wards"].own
     sent = for_nodes(build(run(method="local"), PrivateData()))

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 
-from fedloom.core.engine import Failure
+from fedloom.core.engine import WRONG_SHAPE, Failure
 from fedloom.core.errors import MessageError
 from fedloom.core.fixed_point import threshold
 from fedloom.core.message import Shape
 from fedloom.core.templates import spell
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.plan.node_party import for_nodes
+from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect import masks
-from fedloom.protect.masks import question, unmasked
+from fedloom.protect.masks import SumMember, question, unmasked
 from fedloom.remote import payload
 from fedloom.remote.node.masking import Participants, SumKeeper, SumRecord
 from fedloom.remote.node_session import TaskResults
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.remote.secure_sum import secure_sum
-from tests.node.hosts import node
+from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
+from tests.node.hosts import RUN, RunRequest, doing, node, opening
 from tests.protect.test_masks import ASKED, SUM, Sum
 
 Q: list[bytes] = [question(0, "update", "rows", None, ["a"], {"weights": torch.tensor([float(k)])}) for k in (0, 1)]
@@ -154,9 +160,9 @@ def test_the_same_question_has_one_set_of_nodes_over_all_runs(tmp_path: Path) ->
 def test_the_same_question_has_one_set_of_vectors_over_all_runs(tmp_path: Path) -> None:
     """The difference of a sum of six and of five of one list would be the answer of the sixth."""
     take(keepers(tmp_path, 6), "first", {"t": 0})
-    for run in ("run", "next"):  # after a return to the round before, and in another run of the same seed
+    for name in ("run", "next"):  # after a return to the round before, and in another run of the same seed
         with pytest.raises(CallRefused, match="same arguments in a sum of other nodes"):
-            take(keepers(tmp_path, 6, run=run), "without n5", {"t": 0}, lost=("n5",))
+            take(keepers(tmp_path, 6, run=name), "without n5", {"t": 0}, lost=("n5",))
 
 
 def test_a_lost_node_stays_out_for_the_quarantine_and_no_node_joins(tmp_path: Path) -> None:
@@ -244,3 +250,120 @@ def opens_both(colluders: int) -> bool:
 def test_a_threshold_that_counts_colluders_keeps_them_from_opening_two_sets() -> None:
     assert opens_both(0) and not opens_both(4)
     assert [threshold(n, c) for n, c in ((5, 0), (5, 1), (5, 2), (9, 2), (10, 4))] == [4, 4, 5, 7, 10]
+
+
+class Helper:
+    """Another node of a sum, of which only the keys are needed."""
+
+    def __init__(self, name: str, sum_name: bytes) -> None:
+        keys = SumMember(name, sum_name, lambda text: b"", lambda *_: True, 0).keys()
+        self.parts = [keys.mask, keys.seal, keys.signature, b""]
+
+
+@pytest.fixture
+def node_in_a_sum(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Any, Any]]]:
+    """Nodes that are asked for their part of a sum."""
+    made: list[RunRequest] = []
+
+    def ask(row: str, crafted: bool) -> tuple[str, Any, Any]:
+        (folder := tmp_path / f"{len(made)}").mkdir()
+        return in_a_sum(folder, row, crafted, made)
+
+    yield ask
+    for one in made:
+        one.close()
+
+
+def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> tuple[str, Any, Any]:
+    """What leaves a node with rows like this, asked with a model of which only an odd row makes numbers too large; the
+    notes; the party."""
+    path = rows(folder / "own.csv", 80, 3)
+    path.write_text("\n".join([*path.read_text().splitlines(), *[odd] * 10, ""]))
+    names = ["n1", "n2", "n3", "node"]
+    data = {"wards": {"rows": path, "test": 0.3, **ALLOWED}}
+    ask = RunRequest(node(folder, methods=["fedavg"], data=data, peers=names[:3], min_sum=3))
+    made.append(ask)
+    scale = {"a": [0, 20], "b": [0, 20]}
+    kind = run(
+        method="fedavg", rounds=3, models={"pool": ["linear"]}, aggregate={"secure": True},
+        params={"batch_size": 100, "epochs": 1, "clients_per_round": None},
+        data={"clients": 4, "row_schema": {**FORM, "scale": scale}},
+    )  # fmt: skip
+    text = for_nodes(build(kind, PrivateData())).model_dump_json()
+    ask("open", opening(text, members={str(k): name for k, name in enumerate(names[:3])}, party=3))
+    (node_run,) = ask.host._node_runs.values()
+    weights = {k: v.clone() for k, v in node_run.party.params.items()}
+    if crafted:
+        weights = {k: torch.zeros_like(v) for k, v in weights.items()}
+        first = next(v for v in weights.values() if v.dim() == 2)
+        first[:, 0] = torch.tensor([2e38, -2e38])
+    where: dict[str, Any] = {"run": RUN, "start": 1, "sum": "s", "round": 0, "method": "update"}
+    own = payload.unpack(ask("sum", payload.pack({**where, "step": "keys", "names": names})))[1]
+    assert node_run.sums is not None
+    others = [Helper(name, f"{node_run.sums._context}/s".encode()) for name in names[:3]]
+    parts = [part for one in others for part in one.parts] + [bytes(part) for part in own[:4]]
+    ask("sum", payload.pack({**where, "step": "list", "names": names}, *parts))
+    like = {k: Shape("float32", *v.shape) for k, v in weights.items()}
+    expect = spell({"weights": like, "rows": Shape("int64")})
+    node_run.party.note("gradient norm", 3.0)
+    mask = {"sum": "s", "weight": "rows"}
+    body = doing(0, ask.host, shared={"t": 0, "weights": weights}, expect=expect, mask=mask)
+    try:
+        head, rest = payload.unpack(ask("do", body))
+    except CallRefused as refusal:
+        return f"{refusal.code}: {refusal.words}", None, node_run.party
+    line = head["lines"][0]
+    reply = payload.decoded(rest, 0) if "reply" in line else None
+    return f"{line} {getattr(reply, 'dtype', None)} {getattr(reply, 'shape', None)}", head["notes"], node_run.party
+
+
+def test_a_node_makes_no_vector_that_no_message_could_carry(tmp_path: Path) -> None:
+    """Nor zeros in place of a reply of another shape, which no row decides."""
+    (one, *_) = keepers(tmp_path, 3)
+    one._always = True
+    one.step({"sum": "s", "step": "keys", "names": [], "round": 1, "method": "update"}, [])
+    request = {"round": 1, "method": "update", "call": 0, "mask": {"sum": "s", "weight": ""}}
+    for size, failed in ((2**31, Failure("raised")), (7, {"w": torch.ones(3)})):
+        asked = {**request, "expect": spell({"w": Shape("float32", size)})}
+        if size == 7:
+            assert one.masked(failed, asked, {"t": 1}) == Failure(WRONG_SHAPE, ANY)
+        else:
+            with pytest.raises(MessageError, match="longer than a message"):
+                one.masked(failed, asked, {"t": 1})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7")])
+def test_a_call_beside_sums_that_answers_nothing_fails_unseen(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the training between two sums: that it failed, once for a row, would be a message of one node."""
+    data = {"wards": {"rows": rows(tmp_path / "own.csv", 80, 3), "test": 0.3, **ALLOWED}}
+    ask = RunRequest(node(tmp_path, methods=["fedextra"], data=data, peers=["n1", "n2", "n3"], min_sum=3))
+    kind = run(method="fedextra", rounds=3, models={}, params={}, aggregate={"secure": True}, data={"clients": 4})
+    ask("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json(), party=3))
+    (node_run,) = ask.host._node_runs.values()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    answers = []
+    for call, name in enumerate(("an honest one", "failing")):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(node_run.party), "begin", fail if name == "failing" else lambda *_, **__: None)
+            answers.append(ask("do", doing(call, ask.host, round=call, method="begin", shared={"first": 0})))
+    ask.close()
+    assert answers[0] == answers[1] and "begin changed nothing: " in caplog.text
+
+
+def test_no_row_decides_whether_a_node_is_in_a_sum(node_in_a_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A failure would be a message of one node, which the sum does not hide."""
+    usual, odd = "0.1,9.0,x,one", "40.0,9.0,x,one"
+    honest, notes, _ = node_in_a_sum(odd, crafted=False)
+    assert "int64" in honest and notes == {}  # notes of one node are no part of a sum
+    assert "counts as nothing" not in caplog.text
+    before, *_ = node_in_a_sum(usual, crafted=True)
+    assert "counts as nothing" not in caplog.text
+    after, _, party = node_in_a_sum(odd, crafted=True)
+    assert before == after == honest
+    assert "counts as nothing" in caplog.text  # its owner is told
+    assert all(x.isfinite().all() for x in party.params.values())

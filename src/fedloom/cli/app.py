@@ -4,6 +4,7 @@ Commands import what they need when they run, so that `--help` is quick.
 """
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -92,7 +93,7 @@ def main() -> NoReturn:
 
     from rich.logging import RichHandler
 
-    from fedloom.remote.node.logs import TextFormatter
+    from fedloom.core.log_lines import TextFormatter
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -114,6 +115,9 @@ def main() -> NoReturn:
         for line in str(error).splitlines():
             err.print(f"[bold red]error[/]  {escape(line)}", soft_wrap=True)
         code = 2
+    except typer.Abort:
+        err.print("[bold red]error[/]  the question was not answered: run the command at a terminal")
+        code = 2
     except KeyboardInterrupt:
         err.print("stopped")
         code = 130
@@ -121,14 +125,15 @@ def main() -> NoReturn:
         if error.strerror is None:
             raise
         at = f": {error.filename}" if error.filename else ""
-        err.print(f"[bold red]error[/]  {escape(f'{error.strerror}{at}')}", soft_wrap=True)
-        code = 1
+        mend = MENDS.get(error.errno or 0, "name another file or folder")
+        err.print(f"[bold red]error[/]  {escape(f'{error.strerror}{at}; {mend}')}", soft_wrap=True)
+        code = 2
     except Exception as error:
         show = getattr(error, "show", None)  # of click: an invalid option, a missing argument
         if show is None:
             raise
         option = getattr(error, "option_name", "")
-        if sentence := renamed(option) or _as_setting(option) or _as_comparison(error):
+        if sentence := renamed(option) or _as_setting(option) or _as_comparison(error) or _as_command(error):
             err.print(f"[bold red]error[/]  {escape(sentence)}", soft_wrap=True)
         else:
             show()
@@ -162,6 +167,25 @@ def _as_comparison(error: Exception) -> str:
     return "fedloom run takes one method: to compare several, use fedloom compare, such as: fedloom compare fedal fedmd"
 
 
+def _as_command(error: Exception) -> str:
+    """The error on an unknown command, which may be the name of a method or an experiment."""
+    found = re.match(r"No such command '([^']+)'", getattr(error, "message", ""))
+    if found is None:
+        return ""
+    name, known = found[1], listing()
+    if any(row["name"] == name for kind in ("methods", "experiments") for row in known[kind]):
+        return f"there is no command {name!r}: write fedloom run {name}"
+    group = typer.main.get_command(app)
+    assert isinstance(group, Group)
+    return f"there is no command {name!r}.{did_you_mean(name, group.commands)}"
+
+
+MENDS = {
+    errno.ENOSPC: "free some space, and continue the run with --resume",
+    errno.EDQUOT: "free some space, and continue the run with --resume",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a file or folder that you may read and write"),
+}
+"""Errors of the operating system -> how to mend them."""
 RARE = ("pretrained", "topology", "faults", "churn", "columns")
 """Sections whose settings are named only if no other has one of that name."""
 WORDS = {

@@ -23,6 +23,8 @@ def check(
     """
     from rich.markup import escape
 
+    if ".py" not in page and Path(page).exists():
+        raise MethodError(f"{page} is no method page: name a file that ends in .py, such as mine.py")
     if not Path(f"{page.partition('.py')[0]}.py").is_file():  # before PyTorch is imported
         raise MethodError(f"{page} does not exist: name the file of a method page, such as mine.py")
     from fedloom.experiment.run.page_check import problems

@@ -283,8 +283,11 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     used = list(table.columns)
     fixed = {column: kind for column, kind in found.kinds.items() if kind in ("text", "date")}
     words = {column: sorted({*table.columns[column]}) for column in used if found.kinds[column] == "category"}
-    own: dict[str, Any] = {"rows": Path(name).name, "label": found.label, "classes": list(table.classes), "keep": used}
-    own |= {key: value for key, value in found.settings().items() if key in ("id", "missing", "group")}
+    own: dict[str, Any] = {"rows": Path(name).name, "label": found.label}
+    own |= {"classes": list(table.classes)} if table.classes else {}
+    own |= {"keep": used}
+    cells = ("id", "missing", "group", "missing_words", "decimal")
+    own |= {key: value for key, value in found.settings().items() if key in cells}
     own |= {"owner": table.owners[0]} if options.group else {}
     own |= {"test": options.test} if isinstance(options.test, str) else {}
     own |= {"test": config.test_fraction} if "test_fraction" in config.model_fields_set else {}
@@ -296,19 +299,20 @@ def _print_sections(name: str, config: "DataConfig") -> None:
     lines += [f"    {{ name = {_toml(column)}, categories = {_toml(values)} }}," for column, values in words.items()]
     lines += ["]", f"label = {_toml(found.label)}"]
     if spread := found.spread():
+        own["label_scale"] = [float(f"{spread[key]:.2g}") for key in ("mean", "sd")]
         lines += ["# Mean and s.d. that all owners agree on; these are of this file, rounded."]
-        mean, deviation = (float(f"{spread[key]:.2g}") for key in ("mean", "sd"))
-        lines += [f"label_scale = [{mean}, {deviation}]", ""]
+        lines += [f"label_scale = {_toml(own['label_scale'])}", ""]
     else:
         lines += [f"classes = {_toml(list(table.classes))}", ""]
     lines += ["# For node.toml of each owner. A run may use what keep lists.", f"[data.{key}]"]
+    lines += ["# score = true  # let the coordinator have models scored here; one node at least must"]
     lines += [f"{setting} = {_toml(value)}" for setting, value in own.items()]
     lines += [f"categories.{_toml(column)} = {_toml(values)}" for column, values in words.items()]
     lines += [f"encode.{_toml(column)} = {_toml(kind)}" for column, kind in fixed.items()]
     out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _toml(value: str | float | list[str]) -> str:
+def _toml(value: str | float | list[str] | list[float]) -> str:
     """A value in TOML, whose strings, numbers and lists are written as in JSON."""
     return json.dumps(value, ensure_ascii=False)
 

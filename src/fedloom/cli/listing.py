@@ -31,10 +31,7 @@ ROOT = Path(str(files("fedloom")))
 """The folder of the package."""
 INDEX = ROOT / "cli/listing.json"
 """The lists of a wheel; a checkout has no such file."""
-NO_PAPERS = (
-    "the papers' tables and figures are a package of their own: pip install 'fedloom[papers]' "
-    "(in a checkout: pip install -e papers)"
-)
+NO_PAPERS = "the papers' tables and figures are a package of their own: in a clone, pip install -e . -e papers"
 KEPT = 8
 """Maximum number of earlier versions in the cache."""
 

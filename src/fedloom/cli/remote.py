@@ -103,7 +103,8 @@ def certs(
 
 def _password(new: bool) -> str:
     """Ask for the password of the CA's key, twice for a new one."""
-    text: str = typer.prompt("Password of the CA's key", hide_input=True, confirmation_prompt=new)
+    least = f", at least {SHORTEST} characters" if new else ""
+    text: str = typer.prompt(f"Password of the CA's key{least}", hide_input=True, confirmation_prompt=new)
     if new and len(text) < SHORTEST:
         raise ConfigError(f"the password must have at least {SHORTEST} characters")
     return text
@@ -281,4 +282,4 @@ def _net(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise EngineError(f"this needs an extra ({error}): pip install 'fedloom[net]'") from None
+        raise EngineError(f"this needs an extra ({error}): pip install -e '.[net]'") from None

@@ -257,12 +257,19 @@ def reproducible(seed: int) -> Iterator[None]:
     random.seed(seed)
     legacy.seed(seed)
     try:
-        with torch.random.fork_rng(devices=[]), _threads(len(sys.modules)).limit(limits=1):
+        with torch.random.fork_rng(devices=[]), libraries_on_one_thread():
             torch.default_generator.manual_seed(seed)
             yield
     finally:
         random.setstate(before[0])
         legacy.set_state(before[1])
+
+
+@contextlib.contextmanager
+def libraries_on_one_thread() -> Iterator[None]:
+    """Within it NumPy, and the libraries that are loaded so far, use one thread."""
+    with _threads(len(sys.modules)).limit(limits=1):
+        yield
 
 
 @lru_cache(maxsize=1)

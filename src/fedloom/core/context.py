@@ -184,6 +184,28 @@ class PublicSet:
 class ClientContext:
     """The private resources of one party.
 
+    Example:
+        >>> from functools import partial
+        >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
+        >>> rows = Rows(x, y, torch.arange(20), torch.zeros(1), torch.ones(1))
+        >>> net = partial(nn.Linear, 3, 2)
+        >>> context = ClientContext(id=0, classes=2, data=rows, aligned=10, network=net, pretrained=net)
+        >>> context.batches(0, steps=4, size=8).x.shape, context.epochs(0, epochs=1, size=8).x.shape
+        (torch.Size([4, 8, 3]), torch.Size([3, 8, 3]))
+        >>> context.sample_batch(0, size=5)[1].shape, context.row_count, context.shown_classes
+        (torch.Size([5]), tensor(20), tensor([True, True]))
+        >>> len(context.support.y), len(context.query.y), context.half("query").shape
+        (10, 10, torch.Size([10]))
+        >>> context.unlabeled(0, steps=2, size=4).shape, context.aligned_batch(0, 0, size=4).shape
+        (torch.Size([2, 4, 3]), torch.Size([4, 3]))
+        >>> context.build().weight.requires_grad, context.teacher().weight.requires_grad  # trained, and frozen
+        (True, False)
+        >>> first, again = (context.stream("dropout", 0).integers(100) for _ in range(2))  # by purpose, not by order
+        >>> bool(first == again), len(context.rows), context.noise({"x": x}, "noise").normal() != 0
+        (True, 20, True)
+        >>> context.task
+        Classes(width=2, weights=None)
+
     Attributes:
         id: its number, unique in the federation.
         seed: the run's seed, from which all random streams derive.

@@ -11,6 +11,9 @@ from functools import lru_cache
 
 from fedloom.core.vocabulary import meant
 
+MOST_NAMES = 30
+"""Names that a sentence may list."""
+
 
 class FedloomError(Exception):
     """Base class of all errors that fedloom raises on purpose.
@@ -81,11 +84,11 @@ def warn_once(text: str) -> None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: `" Did you mean 'x'?"`, also for the word of another library; or else all known
-    names, or "" if there are none."""
+    names, or "" if there are none or more than `MOST_NAMES`."""
     names = sorted(known)
     if found := meant(word, names):
         return f" Did you mean {found!r}?"
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(names)}." if names else ""
+    return f" Known: {', '.join(names)}." if 0 < len(names) <= MOST_NAMES else ""

@@ -82,10 +82,7 @@ def predictions(
     """Predicted classes, or standardized numbers, (n,) on the test rows named `on` in `ClientContext.tests`, the mean
     loss () and with `probabilities` the probabilities of all classes (n, K), or the outputs for a number (n, W).
     `Party.prepare` gets the other arguments."""
-    with party.scratch():
-        party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
-        outputs = party.infer(party.context.tests[on].every)
-    task = party.context.task.unweighted
+    task, outputs = party.context.task.unweighted, _outputs(party, on, eval_mode, broadcast)
     found = {"predicted": task.predicted(outputs), "loss": task.loss(outputs, _labels(party, on))}
     return {**found, "probabilities": task.soft(outputs)} if probabilities else found
 
@@ -96,16 +93,17 @@ def score(
     """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as there. Those of
     numbers are of `number_score`.
 
-    `chance` is the accuracy of always predicting the most frequent class. The loss is clipped at `MAX_LOSS` and rounded
-    to three decimals, so that a malicious model cannot encode a row in it.
+    `chance` is the accuracy of always predicting the most frequent class. The loss of each row is clipped at `MAX_LOSS`
+    and their mean rounded to three decimals, so that a malicious model cannot encode a row in it.
     """
-    result = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
-    labels = _labels(party, on)
+    task, outputs, labels = party.context.task.unweighted, _outputs(party, on, eval_mode, broadcast), _labels(party, on)
+    predicted = task.predicted(outputs)
     if party.context.target is not None:
-        return number_score(result["predicted"], labels)
+        return number_score(predicted, labels)
+    losses = torch.nan_to_num(task.loss(outputs, labels, "none").float(), nan=MAX_LOSS).clamp(max=MAX_LOSS)
     return {
-        "accuracy": (result["predicted"] == labels).float().mean(),
-        "loss": result["loss"].float().clamp(max=MAX_LOSS).round(decimals=3),
+        "accuracy": (predicted == labels).float().mean(),
+        "loss": losses.mean().round(decimals=3),
         "chance": labels.bincount().max() / len(labels),
         "rows": len(party.context.tests[on]),
     }
@@ -119,7 +117,7 @@ def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
     encode a row in them.
     """
     squared = torch.nan_to_num((predicted - y) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
-    around = ((y - y.mean()) ** 2).clamp(max=MAX_ERROR)
+    around = torch.nan_to_num((y - y.mean()) ** 2, nan=MAX_ERROR).clamp(max=MAX_ERROR)
     means = {"squared": squared.mean(), "absolute": squared.sqrt().mean(), "chance": around.mean()}
     return {**{k: v.round(decimals=3) for k, v in means.items()}, "rows": len(y)}
 
@@ -172,6 +170,13 @@ EVALUATIONS: Final[Mapping[str, Callable[..., Tree]]] = {
     "contribution": contribution,
 }
 """The evaluations that an engine runs at a party, by name. No method of a page may have one of these names."""
+
+
+def _outputs(party: Party[object], on: str, eval_mode: str, broadcast: Mapping[str, Tree] | None) -> Tensor:
+    """The outputs (n, W) for the test rows named `on`."""
+    with party.scratch():
+        party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
+        return party.infer(party.context.tests[on].every)
 
 
 def _labels(party: Party[object], on: str) -> Tensor:

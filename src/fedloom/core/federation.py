@@ -18,7 +18,7 @@ from fedloom.core.aggregate import MEAN, Aggregator, Combined, Kinds, Weights
 from fedloom.core.engine import Engine, Failure, reply_problem
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
-from fedloom.core.fixed_point import LEAST, added, decoded, size, threshold, totaled
+from fedloom.core.fixed_point import LEAST, added, decoded, size, threshold, totaled, weight_count
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -52,6 +52,41 @@ class Total:
 
 class Federation:
     """Calls the parties of an engine and records their messages.
+
+    Example:
+        >>> class Client(Party):
+        ...     def add(self, *, to):
+        ...         return {"sum": to + self.context.id, "rows": torch.tensor(10)}
+        ...
+        ...     def count(self):
+        ...         return {"rows": torch.tensor([10])}
+        ...
+        ...     def near(self, *, here):
+        ...         return here  # asks all that are present
+        ...
+        ...     def ask(self):
+        ...         return {"x": torch.ones(2)}
+        ...
+        ...     def take(self, *, inbox):
+        ...         assert [*inbox] == ["1"]
+        >>> from fedloom import ClientContext
+        >>> from fedloom.engines import LocalEngine
+        >>> fed = Federation(LocalEngine([Client(None, ClientContext(id=i)) for i in range(3)]))
+        >>> fed.call([0, 2], "add", shared={"to": torch.ones(1)})[2]["sum"]
+        tensor([3.])
+        >>> template = {"sum": Shape("float32", 1), "rows": Shape("int64")}
+        >>> fed.mean([0, 1, 2], "add", shared={"to": torch.ones(1)}, expect=template, weight="rows").value
+        {'sum': tensor([2.])}
+        >>> replies = {i: {"sum": torch.full((1,), float(i)), "rows": torch.tensor(10)} for i in (1, 2)}
+        >>> fed.combine(replies, weight="rows").ids
+        (1, 2)
+        >>> fed.total([0, 1, 2], "count", expect={"rows": Shape("int64", 1)}).value
+        {'rows': tensor([30])}
+        >>> fed.exchange({0: [1]}, answer="ask", take="take")  # peer 0 asks peer 1
+        >>> len(fed.sample([0, 1, 2], 2, t=0)), fed.neighbours(0, [0, 1, 2]), fed.sample_peers([0, 1], 1, t=0)
+        (2, (1, 2), {0: [1], 1: [0]})
+        >>> fed.choose_peers([0, 1], "near", {}), fed.round, fed.failures
+        ({0: [1], 1: [0]}, 0, [])
 
     Args:
         engine: holds the parties.
@@ -310,7 +345,7 @@ class Federation:
         """The weighted mean of replies, none of which anybody sees alone: rounded to steps of 2^-24, and added as
         integers, so that every engine gives the same bits. For None see `_masked`."""
         found = self._masked(ids, method, expect, shared, each, weight, min_replies)
-        if found is None:
+        if found is None or self._lacking(method, not found[0][-weight_count(expect, weight) :].any()):
             return None
         whole, mean = decoded(found[0], expect, weight)
         return Combined(mean, whole, found[1])
@@ -355,6 +390,12 @@ class Federation:
             return None
         return total, tuple(valid)
 
+    def _lacking(self, method: str, lacking: bool) -> bool:
+        """Whether a secure sum lacks replies that it cannot do without, whose parties only they themselves know."""
+        if lacking:
+            self._fail(self.coordinator, method, Failure("a reply counts as nothing in a secure sum: see nodes' logs"))
+        return lacking
+
     def total(
         self,
         parties: Iterable[int],
@@ -386,7 +427,9 @@ class Federation:
         ids = list(parties)
         if self.aggregator.secure:
             found = self._masked(ids, method, expect, shared, each, None, min_replies)
-            return None if found is None else Total(totaled(found[0], expect), found[1])
+            if found is None or self._lacking(method, int(found[0][-1]) < len(found[1])):
+                return None
+            return Total(totaled(found[0], expect), found[1])
         if not each and min_replies <= len(ids) and (at_once := self._at_once(ids, method, shared, expect)):
             return Total(added(at_once), tuple(ids))
         replies = self._call(ids, method, shared, each, expect, min_replies=max(1, min_replies))

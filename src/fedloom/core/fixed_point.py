@@ -78,7 +78,7 @@ def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[Any,
     """
     if any(isinstance(x, Shape | Tensor) and x.dtype == torch.int64 for _, x in _summed(like, weight)):
         raise MessageError("integers have a total, not a mean: call fed.total")
-    whole, k = total.view(np.int64), _weights(like, weight)
+    whole, k = total.view(np.int64), weight_count(like, weight)
     if len(whole) != size(like, weight) or not (whole[-k:] >= 0).all() or not whole[-k:].any():
         raise MessageError("a sum must have the template's size and a weight above 0")
     w, parts, start = whole[-k:], [], 0
@@ -122,12 +122,16 @@ def size(like: Template, weight: str | None) -> int:
     Raises:
         MessageError: a dimension is unknown.
     """
-    return _weights(like, weight) + sum(_count(x) for _, x in _summed(like, weight))
+    return weight_count(like, weight) + sum(_count(x) for _, x in _summed(like, weight))
 
 
-def _weights(like: Any, weight: str | None) -> int:
+def weight_count(like: Any, weight: str | None) -> int:
     """The number k of weights of a contribution."""
-    return 1 if weight is None else _count(like[weight])
+    if weight is None:
+        return 1
+    if not isinstance(like, Mapping) or weight not in like:
+        raise MessageError(f"the template of a sum has no weight {weight!a}")
+    return _count(like[weight])
 
 
 def _spread(w: np.ndarray, count: int) -> np.ndarray:

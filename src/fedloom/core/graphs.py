@@ -150,6 +150,6 @@ def _networkx() -> Any:
         import networkx
     except ImportError:
         raise ConfigError(
-            'random topologies need networkx, which is not installed; run: pip install "fedloom[graphs]"'
+            'random topologies need networkx, which is not installed; run: pip install -e ".[graphs]"'
         ) from None
     return networkx

@@ -94,7 +94,34 @@ class Guarantee:
 
 
 class MethodConfig(BaseModel):
-    """Base of every method's config: frozen, and unknown names raise an error."""
+    """Base of every method's config: frozen, and unknown names raise an error. A page defines the properties anew of
+    which its method differs.
+
+    Example:
+        >>> class Config(MethodConfig):
+        ...     epochs: int = 1
+        ...     batch_size: int = 32
+        ...     clients_per_round: int | None = None
+        ...
+        ...     @property
+        ...     def iterations_per_round(self):
+        ...         return self.epochs
+        >>> cfg = Config(epochs=2, clients_per_round=5)
+        >>> cfg.iterations_per_round, cfg.local_steps_of(100), cfg.participants(10)
+        (2, 8, 5)
+
+        What a page defines anew if its method differs has these defaults:
+
+        >>> cfg.min_rounds, cfg.eval_modes, cfg.guarantees, cfg.promises, cfg.warnings
+        (0, (), (), False, {})
+        >>> cfg.exchanges, cfg.rows_add_up, cfg.sums_stand_alone
+        (True, True, False)
+        >>> cfg.server_reads_public, cfg.keeps_batch_statistics
+        (False, False)
+        >>> party = ClientContext(id=0)
+        >>> cfg.calls_in_round(party), cfg.least_in_sum(party), cfg.refuses(party.aggregator), cfg.refuses_local("clip")
+        ({}, 0, '', '')
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
@@ -205,6 +232,14 @@ class MethodConfig(BaseModel):
 class Method:
     """A registered method. A page may register several.
 
+    Example:
+        >>> from fedloom.methods import named
+        >>> fedavg = named("fedavg")
+        >>> fedavg.configure(params={"epochs": 2}).epochs, fedavg.needs
+        (2, ('one network',))
+        >>> fedavg.party_at(ClientContext(id=0)).__name__, fedavg.without_network
+        ('FedAvgClient', False)
+
     Attributes:
         name: its name on the command line.
         title: one line for lists.
@@ -274,6 +309,11 @@ class Method:
                 raise MethodError(f"method {self.name} has an unknown need {need!r}.{did_you_mean(need, NEEDS)}")
             if (setting := NEEDS[need][0]) != self.setting:
                 raise MethodError(f"method {self.name} is {self.setting}; only {setting} methods may need {need!r}")
+
+    @property
+    def without_network(self) -> bool:
+        """Whether its parties have models of their own in place of a network. They compute on the CPU."""
+        return not {"raw rows", "no network"}.isdisjoint(self.needs)
 
     def party_at(self, context: ClientContext) -> type[Party[MethodConfig]]:
         """The party class of the client with this context."""

@@ -16,7 +16,15 @@ Rate: TypeAlias = float | Tensor
 
 
 class Optimizer(Protocol):
-    """The interface of optimizers: slots for a parameter vector, and an in-place step in two parts."""
+    """The interface of optimizers: slots for a parameter vector, and an in-place step in two parts.
+
+    Example:
+        >>> how, w, g = SGD(lr=0.5), torch.ones(2), torch.tensor([1.0, -1.0])
+        >>> slots = how.slots(w)
+        >>> how.move(w, g, slots, *how.tick(slots))
+        >>> w, how.clip
+        (tensor([0.5000, 1.5000]), None)
+    """
 
     @property
     def clip(self) -> float | None:
@@ -34,7 +42,14 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with optional momentum and (coupled) weight decay."""
+    """Stochastic gradient descent with optional momentum and (coupled) weight decay.
+
+    Example:
+        >>> SGD(0.05, momentum=0.9).slots(torch.zeros(2))
+        {'velocity': tensor([0., 0.])}
+        >>> SGD(0.05).tick({})
+        (0.05,)
+    """
 
     lr: float
     momentum: float = 0.0
@@ -63,6 +78,12 @@ class Adam:
     """Adam (Kingma and Ba, 2015), bias-corrected, as `torch.optim.Adam` computes it.
 
     Weight decay is decoupled from the gradient (Loshchilov and Hutter, 2019), as in `torch.optim.AdamW`.
+
+    Example:
+        >>> [*Adam(1e-3).slots(torch.zeros(2))]
+        ['step', 'mean', 'square']
+        >>> Adam(1e-3, weight_decay=0.1).tick(Adam().slots(torch.zeros(2)))[2]
+        0.9999
     """
 
     lr: float = 1e-3
@@ -101,7 +122,12 @@ class Adam:
 
 def clipped(gradients: list[Tensor], most: float | None) -> list[Tensor]:
     """The gradients, scaled down together to a joint L2 norm of at most `most`, as torch's `clip_grad_norm_` does; None
-    for no limit."""
+    for no limit.
+
+    Example:
+        >>> clipped([torch.tensor([3.0, 4.0])], most=1.0)
+        [tensor([0.6000, 0.8000])]
+    """
     if most is None or not gradients:
         return gradients
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))

@@ -6,6 +6,7 @@ engine may move a party to another process, rebuild it from its state, or resume
 """
 
 import contextlib
+import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -46,6 +47,30 @@ class LearnedTable:
 
 class Party(Generic[ConfigT_co]):
     """One participant. Subclasses declare `STATE` and initialize it in `setup`.
+
+    Example:
+        >>> class Client(Party):
+        ...     STATE = ("params", "opt", "seen")
+        ...
+        ...     def setup(self):
+        ...         self.network(self.context.build(), SGD(0.1))
+        ...         self.seen = 0
+        ...
+        ...     def update(self, *, t):
+        ...         batches = self.batches(t, steps=2, size=8)
+        ...         loss = self.train(lambda x, y: nn.functional.cross_entropy(self.model(x), y), batches)
+        ...         self.seen = self.seen + 2
+        ...         self.note("loss", loss)
+        ...         return {"weights": self.params, "rows": self.row_count}
+        >>> rows = Rows(torch.randn(20, 3), torch.arange(20) % 2, torch.arange(20), torch.zeros(1), torch.ones(1))
+        >>> public = PublicSet(rows, 0, "a digest")
+        >>> context = ClientContext(id=0, classes=2, data=rows, public=public, network=lambda: nn.Linear(3, 2))
+        >>> party = Client(None, context)
+        >>> reply = party.update(t=0)
+        >>> reply["rows"], party.seen, [*party.take_notes()]
+        (tensor(20), 2, ['loss'])
+        >>> party.state_names, [*party.params], party.opt, party.buffers
+        (('params', 'opt', 'seen'), ['weight', 'bias'], {}, {})
 
     Attributes:
         STATE: names of the attributes that persist between messages. `params`, `buffers` and `opt` belong to the
@@ -119,33 +144,65 @@ class Party(Generic[ConfigT_co]):
 
     @property
     def net(self) -> Network:
-        """The network. Raises MethodError if `setup` did not create one."""
+        """The network. Raises MethodError if `setup` did not create one.
+
+        Example:
+            >>> type(party.net).__name__
+            'Network'
+        """
         if self._network is None:
             raise MethodError(f"{type(self).__name__} has no network: call self.network(...) in setup()")
         return self._network
 
     def model(self, x: Tensor) -> Tensor:
-        """Training-mode outputs (B, ...) with their graph, for use in a loss."""
+        """Training-mode outputs (B, ...) with their graph, for use in a loss.
+
+        Example:
+            >>> party.model(torch.ones(4, 3)).requires_grad
+            True
+        """
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
         """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or the statistics
         of `x` if the config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as a black
         box's.
+
+        Example:
+            >>> party.infer(torch.ones(4, 3)).requires_grad
+            False
         """
         return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training-mode outputs (B, ...), detached; `descend(x, …)` may follow."""
+        """Training-mode outputs (B, ...), detached; `descend(x, …)` may follow.
+
+        Example:
+            >>> party.forward(torch.ones(4, 3)).shape
+            torch.Size([4, 2])
+        """
         return self.net.forward(x)
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One optimizer step along Jᵀ `gradient` (B, ...), J the Jacobian of the outputs at `x`."""
+        """One optimizer step along Jᵀ `gradient` (B, ...), J the Jacobian of the outputs at `x`.
+
+        Example:
+            >>> x = torch.ones(4, 3)
+            >>> z = party.forward(x)
+            >>> party.descend(x, z / len(x))  # one step towards outputs of 0
+            >>> bool(party.infer(x).norm() < z.norm())
+            True
+        """
         self.net.descend(x, gradient)
 
     @property
     def live(self) -> Mapping[str, Tensor]:
-        """The trainable parameters by name, with their graph, for use in a loss."""
+        """The trainable parameters by name, with their graph, for use in a loss.
+
+        Example:
+            >>> party.minimize(lambda: party.live["bias"].square().sum()).shape  # one step of a penalty
+            torch.Size([])
+        """
         return self.net.live
 
     def minimize(self, loss: Loss, *batch: object, only: Only = None) -> Tensor:
@@ -153,36 +210,84 @@ class Party(Generic[ConfigT_co]):
 
         `only` names the parameters to update; the others stay bit-identical. If it maps names to masks, gradients are
         multiplied by the masks: an entry with mask 0 moves only by earlier momentum or weight decay.
+
+        Example:
+            >>> x, y = party.sample_batch(0, size=8)
+            >>> loss = lambda x, y: nn.functional.cross_entropy(party.model(x), y)
+            >>> before, after = (party.minimize(loss, x, y, only=["weight"]) for _ in range(2))
+            >>> bool(after < before)
+            True
         """
         return self.net.minimize(loss, *batch, only=only)
 
     def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
         """The scalar `loss(*batch)` () and its gradient for the parameters named in `of` (None: all); no step.
-        BatchNorm statistics are updated."""
+        BatchNorm statistics are updated.
+
+        Example:
+            >>> loss = lambda: party.live["bias"].square().sum()
+            >>> party.gradient(loss, of=["bias"])[1]["bias"].equal(2 * party.params["bias"])
+            True
+        """
         return self.net.gradient(loss, *batch, of=of)
 
     def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
-        """As `gradient` of all parameters, at `weights`, which `self.model` and `self.live` use within the loss."""
+        """As `gradient` of all parameters, at `weights`, which `self.model` and `self.live` use within the loss.
+
+        Example:
+            >>> zeros = {name: torch.zeros_like(p) for name, p in party.params.items()}
+            >>> value, slope = party.gradient_at(zeros, lambda x: party.model(x).sum(), torch.ones(4, 3))
+            >>> value.item(), slope["bias"]
+            (0.0, tensor([4., 4.]))
+        """
         return self.net.gradient_at(weights, loss, *batch)
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Loss, *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
         """As `gradient_at`, and the exact Hessian-vector product at `weights`, a function of vectors by name. It costs
-        one backward pass and may be called once."""
+        one backward pass and may be called once.
+
+        Example:
+            >>> ones = {name: torch.ones_like(p) for name, p in party.params.items()}
+            >>> value, slope, product = party.curvature_at(ones, lambda: party.live["bias"].pow(3).sum())
+            >>> slope["bias"], product(ones)["bias"]  # 3 b² and 6 b
+            (tensor([3., 3.]), tensor([6., 6.]))
+        """
         return self.net.curvature_at(weights, loss, *batch)
 
     def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, *, of: Collection[str]) -> dict[str, Tensor]:
         """Gradients (B, ...) of `loss(x, y)` for each row of x (B, ...), y (B,), by the parameters named in `of`, to
-        clip row by row. torch refuses networks whose rows depend on each other (BatchNorm)."""
+        clip row by row. torch refuses networks whose rows depend on each other (BatchNorm).
+
+        Example:
+            >>> x, y = party.sample_batch(0, size=5)
+            >>> loss = lambda x, y: nn.functional.cross_entropy(party.model(x), y)
+            >>> party.row_gradients(loss, x, y, of=["bias"])["bias"].shape
+            torch.Size([5, 2])
+        """
         return self.net.row_gradients(loss, x, y, of)
 
     def train(self, loss: Loss, batches: Batches, *, only: Only = None) -> Tensor:
-        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimize`."""
+        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimize`.
+
+        Example:
+            >>> loss = lambda x, y: nn.functional.cross_entropy(party.model(x), y)
+            >>> party.train(loss, party.epochs(0, size=8)).shape
+            torch.Size([])
+        """
         return self.net.train(loss, batches, only=only)
 
     def scratch(self) -> AbstractContextManager[None]:
-        """A context in which the network may be changed; on exit its state is restored bit for bit."""
+        """A context in which the network may be changed; on exit its state is restored bit for bit.
+
+        Example:
+            >>> before = party.params["bias"].clone()
+            >>> with party.scratch():
+            ...     party.params = {name: torch.zeros_like(p) for name, p in party.params.items()}
+            >>> party.params["bias"].equal(before)
+            True
+        """
         return contextlib.nullcontext() if self._network is None else self._network.scratch()
 
     @property
@@ -231,16 +336,35 @@ class Party(Generic[ConfigT_co]):
         return self.context.row_count
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
-        """A generator for this party and purpose; its numbers do not depend on the engine or on earlier draws."""
+        """A generator for this party and purpose; its numbers do not depend on the engine or on earlier draws.
+
+        Example:
+            >>> first, again = (party.stream("mixup", 3).random() for _ in range(2))
+            >>> first == again
+            True
+        """
         return self.context.stream(purpose, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
-        """As `stream`, for noise that hides `on` (tensors and the noise scale): see `ClientContext.noise`."""
+        """As `stream`, for noise that hides `on` (tensors and the noise scale): see `ClientContext.noise`.
+
+        Example:
+            >>> party.noise({"weights": party.params, "scale": 1.0}, "weights").normal(size=2).shape
+            (2,)
+        """
         return self.context.noise(on, purpose, *keys)
 
     @contextlib.contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
-        """Within it torch's global generator is this party's own, for initializing a network."""
+        """Within it torch's global generator is this party's own, for initializing a network.
+
+        Example:
+            >>> with party.seeded("head"):
+            ...     first = torch.randn(2)
+            >>> with party.seeded("head"):
+            ...     print(torch.randn(2).equal(first))
+            True
+        """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.stream(purpose).integers(2**62)))
             yield
@@ -258,7 +382,12 @@ class Party(Generic[ConfigT_co]):
         return self.context.sample_batch(t, size=size)
 
     def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
-        """Round t's public batches, each (B, ...), the same at every party."""
+        """Round t's public batches, each (B, ...), the same at every party.
+
+        Example:
+            >>> [x.shape for x in party.public(0, steps=2, size=5)], party.public_rows(0, steps=2, size=5).shape
+            ([torch.Size([5, 3]), torch.Size([5, 3])], torch.Size([2, 5]))
+        """
         return self.public_set.batches(t, steps, size)
 
     def public_rows(self, t: int, *, steps: int, size: int) -> Tensor:
@@ -294,7 +423,15 @@ class Party(Generic[ConfigT_co]):
         return {}
 
     def findings(self) -> Sequence[LearnedTable]:
-        """At a server: what it has learned so far, such as coefficients, for the run's result and report."""
+        """At a server: what it has learned so far, such as coefficients, for the run's result and report.
+
+        Example:
+            >>> class Server(Party):
+            ...     def findings(self):
+            ...         return [LearnedTable("Coefficients", ("column", "value"), (("age", 0.3),))]
+            >>> Server(None, ClientContext(id=0)).findings()[0].rows
+            (('age', 0.3),)
+        """
         return ()
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -334,7 +471,17 @@ class Party(Generic[ConfigT_co]):
 
     def load(self, state: Mapping[str, Tree]) -> None:
         """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
-        differ from this party's."""
+        differ from this party's.
+
+        Example:
+            >>> state = {name: message.map_tensors(torch.clone, tree) for name, tree in party.state().items()}
+            >>> [*state], [*party.own_state()]
+            (['params', 'opt', 'seen'], ['seen'])
+            >>> reply = party.update(t=1)
+            >>> party.load(state)
+            >>> party.seen
+            2
+        """
         if tuple(state) != self.state_names:
             raise StateError(
                 f"{type(self).__name__} has the state {self.state_names}, but the state to load has {tuple(state)}: "
@@ -350,7 +497,15 @@ class Party(Generic[ConfigT_co]):
     @contextlib.contextmanager
     def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:
         """A context that restores the state if an exception is raised. `keep` copies the network's memory before its
-        first change."""
+        first change.
+
+        Example:
+            >>> with contextlib.suppress(KeyboardInterrupt), party.transaction():
+            ...     party.seen = 99
+            ...     raise KeyboardInterrupt
+            >>> party.seen
+            2
+        """
         own = self.own_state()
         if not self.ROWS:  # such a page changes no tensor in place
             own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in own.items()}
@@ -366,3 +521,9 @@ class Party(Generic[ConfigT_co]):
         finally:
             if self._network is not None:
                 self._network.end()
+
+
+def answers_nothing(kind: type[Party[Any]], method: str) -> bool:
+    """Whether the replies to a method of a party's page have no content: it is annotated to return
+    None."""
+    return inspect.signature(getattr(kind, method)).return_annotation in (None, "None")

@@ -1,5 +1,6 @@
 """Errors of pydantic as sentences."""
 
+import re
 from types import NoneType
 from typing import Any, Final, get_args
 
@@ -8,15 +9,22 @@ from pydantic import BaseModel, ValidationError
 from fedloom.core.errors import did_you_mean
 from fedloom.core.renamed import renamed
 
+_TYPE: Final = r"constrained-\w+|(?:tuple|list|dict|function-\w+)\[.*\]|literal\[.*\]|int|float|str|bool"
 _KINDS: Final = {"int_": "an integer", "float_": "a number", "bool_": "true or false", "string_type": "a string"}
 """The required kind of value, by the prefix of pydantic's error type."""
 
 
 def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:
-    """One sentence for each error, with the key and what is allowed."""
+    """One sentence for each error, with the key and what is allowed; of a value that may have several types, for the
+    first."""
     lines = []
+    told: set[str] = set()
     for item in error.errors():
         path = [str(p) for p in item["loc"]]
+        if path and re.fullmatch(_TYPE, path[-1]):  # the name of one of the types
+            if ".".join(path[:-1]) in told:
+                continue
+            told.add(".".join(path := path[:-1]))
         where = ".".join(([at] if at else []) + path)
         if item["type"] == "extra_forbidden":
             unknown = f"{where}: there is no such setting.{did_you_mean(path[-1], _names(model, path[:-1]))}"

@@ -114,8 +114,9 @@ class Number:
         return each
 
     def standardized(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers (n,) float64 as the labels (n,) float32 of a network."""
-        return ((numbers - self.shift) / self.scale).astype(np.float32)
+        """Numbers (n,) float64 as the labels (n,) float32 of a network; infinity beyond its range."""
+        with np.errstate(over="ignore"):
+            return ((numbers - self.shift) / self.scale).astype(np.float32)
 
     def in_unit(self, standardized: np.ndarray) -> np.ndarray:
         """Standardized numbers (n,) in their own unit, float64."""

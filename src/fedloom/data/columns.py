@@ -223,6 +223,27 @@ class RawColumn:
         )
         return found, np.isnan(found) & ~self.missing
 
+    def in_grammar(self, grammar: Grammar) -> "RawColumn":
+        """The column with its numbers written by another grammar's decimal sign.
+
+        Raises:
+            DataError: a word is a number there, but not here.
+        """
+        import pyarrow.compute as pc
+
+        if grammar == self.grammar or not self.is_text:
+            return self
+        if self.is_number:
+            points = pc.replace_substring(self.cells, self.grammar.decimal, grammar.decimal)
+            return RawColumn.of(self.name, pc.if_else(_mask(self.missing), self.cells, points), grammar)
+        odd = next((w for w in self.counts if grammar.is_number(w) and not self.grammar.is_number(w)), None)
+        if odd is not None:
+            raise DataError(
+                f"Column {self.name!r} has {odd[:40]!r}, which is no number with {self.grammar.decimal!r} before the "
+                "decimals: correct it, or data.decimal."
+            )
+        return RawColumn(self.name, self.cells, grammar)
+
     def empty(self, rows: int) -> "RawColumn":
         """A column of the same name and type with this many missing values."""
         import pyarrow as pa

@@ -278,6 +278,7 @@ class TableEncoder:
             if isinstance(rule, RawNumber):
                 offset[0] = offset_of(part[:, 0])
                 part = part - offset if offset[0] else part
+                _refuse_coarse(rule.name, part[:, 0])
             parts[rule.name] = part.astype(np.float32, copy=False)
             offsets.append(offset)
         lengths = {name: len(part) for name, part in parts.items()}
@@ -373,7 +374,8 @@ def encode_own(found: Understanding) -> Dataset:
             rules.append(HashedText(name))
     encoder = TableEncoder(tuple(rules), tuple(found.dropped))
     x, offset = encoder.centered(table.columns)
-    recipe = {**encoder.to_dict(), "missing_words": list(found.options.missing_words), "decimal": found.options.decimal}
+    grammar = found.options.grammar
+    recipe = {**encoder.to_dict(), "missing_words": list(grammar.missing_words), "decimal": grammar.decimal}
     recipe |= {"optional": list(found.optional)} if found.optional else {}
     fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
     return table_dataset(
@@ -419,10 +421,25 @@ def used_of(rule: ColumnEncoder) -> int:
 def offset_of(numbers: np.ndarray) -> float:
     """The whole number to subtract from numbers (n,) that float32 would round by too much for their spread; else 0."""
     known = numbers[~np.isnan(numbers)]
-    if not len(known) or not (spread := known.std()):
-        return 0.0
+    return float(np.floor(known.min())) if _too_fine(known) else 0.0
+
+
+def _too_fine(known: np.ndarray) -> bool:
+    """Whether float32 rounds known numbers by too much for their spread."""
+    if not len(known) or known.min() == known.max():
+        return False
     error = np.abs(known - known.astype(np.float32)).max()
-    return float(np.floor(known.min())) if error > _COARSE * spread else 0.0
+    return bool(error > _COARSE * known.std())
+
+
+def _refuse_coarse(name: str, numbers: np.ndarray) -> None:
+    """Raise DataError for numbers (n,) that float32 does not tell apart though they are near 0, such as 1e-50."""
+    known = numbers[~np.isnan(numbers)]
+    if _too_fine(known):
+        raise DataError(
+            f"Column {name!r} has numbers that differ by too little, such as {known[known != 0][0]:g}: multiply them "
+            "by the same number in all files."
+        )
 
 
 def _rule(column: dict[str, Any]) -> ColumnEncoder:

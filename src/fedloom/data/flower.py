@@ -57,7 +57,7 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
     except ImportError as error:
         raise DataError(
             "Partitioners of flwr-datasets need the package `datasets`, which is not installed; "
-            'run: pip install "fedloom[partitions]"'
+            'run: pip install -e ".[partitions]"'
         ) from error
     if partitioner.is_dataset_assigned():
         raise DataError("This partitioner already has a data set; create a new one.")

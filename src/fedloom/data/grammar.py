@@ -14,9 +14,13 @@ from fedloom.core.errors import DataError
 from fedloom.data.standalone import DAY_OR_MONTH_FIRST, ISO_DATE
 
 Decimal = Literal[".", ","]
+Decimals = Decimal | Mapping[str, Decimal]
+"""One sign for all files, or those of files by name; a file without one has a point."""
 Order = Literal["iso", "day", "month"]
 """The form of dates: ISO 8601; or day and month, in this order or the other, and year."""
 
+MOST_NUMBERS = 20
+"""Different numbers of a column beyond which they are no codes: a label is then a number to predict."""
 MISSING_WORDS = ("?", ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
 """Words that stand for a missing value, as an empty cell does."""
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -47,11 +51,13 @@ _LIKE_DATE = (
 )
 _LIKE_TIME = re.compile(rf"{_CLOCK}( ?[ap]\.?m\.?)?", re.A | re.I)
 _LIKE_SPAN = re.compile(rf"[-+]?\d+ days?,?( [-+]?{_CLOCK})?|P(?=\d|T\d)(\d+[YMWD])*(T(\d+[HMS])+)?", re.A)
+_LIKE_PAIR = re.compile(r"\d+([.,]\d+)? ?/ ?\d+([.,]\d+)?", re.A)
 _REPAIRS = {
     "numbers": "write digits and a decimal point only",
     "dates": "write them as 2022-01-31",
     "times of day": "write them as numbers, such as 13.5",
     "spans of time": "write them as numbers of hours or days",
+    "pairs of numbers": "write each number in a column of its own",
 }
 _MONTHS: tuple[str, ...] = ("january", "february", "march", "april", "may", "june")
 _MONTHS += ("july", "august", "september", "october", "november", "december")
@@ -92,6 +98,11 @@ def like_number(word: str) -> bool:
     return not is_number(word) and _LIKE_NUMBER.fullmatch(plain) is not None
 
 
+def like_pair(word: str) -> bool:
+    """Whether a word is two numbers with a slash between them, such as a blood pressure, 120/80."""
+    return _LIKE_PAIR.fullmatch(word) is not None
+
+
 def like_date(word: str) -> bool:
     """Whether a word has the form of a date."""
     return ISO_DATE.fullmatch(word) is not None or DAY_OR_MONTH_FIRST.fullmatch(word) is not None
@@ -112,6 +123,7 @@ def unread(words: Mapping[str, int], grammar: "Grammar") -> str:
         _LIKE_DATE.fullmatch,
         _LIKE_TIME.fullmatch,
         _LIKE_SPAN.fullmatch,
+        lambda word: len(words) > MOST_NUMBERS and like_pair(word),
     )
     for what, form in zip(_REPAIRS, forms, strict=True):
         odd = [word for word in words if form(word) and not grammar.is_number(word)]

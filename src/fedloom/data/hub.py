@@ -9,9 +9,10 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,7 +22,7 @@ from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
 from fedloom.data.columns import RawColumn, refuse_names, stacked
 from fedloom.data.dataset import Dataset, image_dataset
-from fedloom.data.grammar import PLAIN, Grammar, plain_name
+from fedloom.data.grammar import PLAIN, Decimal, Grammar, plain_name
 from fedloom.data.images import decode_images
 from fedloom.data.roles import ALLOW, class_names, refuse_unnamed
 from fedloom.data.tables import RawTable, codes_of, read_csv, typed
@@ -83,17 +84,19 @@ def read_content(
     config: str | None = None,
     grammar: Grammar = PLAIN,
     union: bool = False,
+    decimals: Mapping[str, Decimal] = MappingProxyType({}),
 ) -> Content:
     """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test split. With `union`,
-    what a file lacks is missing there.
+    what a file lacks is missing there; `decimals` has the decimal sign of files by name, in place of the grammar's.
 
     Raises:
         DataError: as `read_files`.
     """
     if config and (path / config).is_dir():
         path = path / config
+    refuse_unknown_files(decimals, _table_files(path))
     if table_endings(path) == {".csv"} or (path.is_dir() and (union or (config is None and _has_plain_tables(path)))):
-        return _read_table_files(path, name, test, grammar, union)
+        return _read_table_files(path, name, test, grammar, union, decimals)
     if path.is_file() and test is None and (content := _read_parquet_file(path, name, grammar)) is not None:
         return content
     options: dict[str, Any] = {"path": str(path)}
@@ -179,7 +182,7 @@ def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str,
     except ImportError as error:
         raise DataError(
             "Reading Parquet or the Hugging Face hub needs the package `datasets`, which is not installed; "
-            'run: pip install "fedloom[hub]"'
+            'run: pip install -e ".[hub]"'
         ) from error
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
@@ -235,7 +238,9 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar, union: bool) -> Content:
+def _read_table_files(
+    path: Path, name: str, test: str | None, grammar: Grammar, union: bool, decimals: Mapping[str, Decimal]
+) -> Content:
     """A CSV file, or the files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in _table_files(path):
@@ -244,7 +249,7 @@ def _read_table_files(path: Path, name: str, test: str | None, grammar: Grammar,
     if len(splits) > 1:
         splits.pop("", None)
     parts = [part or [] for part in _train_and_test(splits, name, test)]
-    tables = [[_with_keys(_read_table(file, grammar), path, file) for file in part] for part in parts]
+    tables = [[_with_keys(read_in(file, grammar, decimals), path, file) for file in part] for part in parts]
     every = [table for part in tables for table in part]
     names = list(every[0])
     odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
@@ -269,6 +274,22 @@ def read_table(file: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLA
         if name not in columns:
             raise DataError(f"{file} must have a column {name!r}, but has {[*columns]}.{did_you_mean(name, columns)}")
     return columns
+
+
+def read_in(file: Path, grammar: Grammar, decimals: Mapping[str, Decimal]) -> dict[str, RawColumn]:
+    """The columns of one CSV or Parquet file in this grammar, also if `decimals` gives the file another sign."""
+    own = replace(grammar, decimal=decimals.get(file.name, grammar.decimal))
+    return {name: column.in_grammar(grammar) for name, column in read_table(file, grammar=own).items()}
+
+
+def refuse_unknown_files(decimals: Mapping[str, Decimal], files: Iterable[Path]) -> None:
+    """Raise DataError if decimal signs are given for a file that is none of these."""
+    known = sorted({file.name for file in files})
+    for name in decimals:
+        if name not in known:
+            raise DataError(
+                f"data.decimal names the file {name!r}, but there are only {known[:12]}.{did_you_mean(name, known)}"
+            )
 
 
 def _with_keys(table: dict[str, RawColumn], path: Path, file: Path) -> dict[str, RawColumn]:

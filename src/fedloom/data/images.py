@@ -14,6 +14,8 @@ MOST_PIXELS = 89_478_485
 """Pixels of the largest image that is read: a file of some kilobytes can claim more than memory holds."""
 _GRAY = {"1", "L", "LA", "La"}
 _COLOR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
+MODES = tuple(sorted(_GRAY | _COLOR))
+"""Pillow's names of what is read: 8 bits for each channel, in gray or color."""
 
 
 def decode_images(files: Iterable[bytes | Path], *, size: int | None = None, channels: int | None = None) -> np.ndarray:
@@ -59,7 +61,7 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
                 raise DataError(_too_large(where, f"{opened.width}x{opened.height}"))
             image = PIL.ImageOps.exif_transpose(opened)  # upright, where a camera was turned
             mode = image.mode
-            if mode in _GRAY | _COLOR:
+            if mode in MODES:
                 plain = image.convert("L" if mode in _GRAY else "RGB")
                 return np.asarray(PIL.ImageOps.fit(plain, (size, size)) if size else plain)
     except PIL.Image.DecompressionBombError:  # already on opening, at twice as many

@@ -1,12 +1,12 @@
 """The settings of a user's own data, and the interpretation of its columns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar, plain_name
+from fedloom.data.grammar import MISSING_WORDS, Decimal, Decimals, Grammar, plain_name
 from fedloom.data.tables import RawTable
 
 Task = Literal["classes", "number"]
@@ -45,8 +45,8 @@ class DataOptions:
     predict; None to guess."""
     missing_words: tuple[str, ...] = MISSING_WORDS
     """Words that stand for a missing value, in every column; an empty cell always does."""
-    decimal: Decimal = "."
-    """The sign before the decimals of a number."""
+    decimal: Decimals = "."
+    """The sign before the decimals of a number, or that of files by name; others have a point."""
     encode: Mapping[str, Kind] = field(default_factory=dict)
     """The kind of columns whose kind is not to be guessed."""
     missing_columns: MissingColumns = "refuse"
@@ -68,8 +68,17 @@ class DataOptions:
 
     @property
     def grammar(self) -> Grammar:
-        """How cells are read."""
-        return Grammar(self.missing_words, self.decimal)
+        """How cells are read; where files have signs of their own, how their numbers are written when all are read."""
+        return Grammar(self.missing_words, self.decimal if isinstance(self.decimal, str) else ".")
+
+    @property
+    def decimals(self) -> Mapping[str, Decimal]:
+        """The decimal signs of files by name; empty if all files have one."""
+        return {} if isinstance(self.decimal, str) else self.decimal
+
+    def of_file(self, name: str) -> "DataOptions":
+        """The settings with the decimal sign of one file."""
+        return replace(self, decimal=self.decimals.get(name, self.grammar.decimal))
 
     def given(self) -> str:
         """The names of the settings that differ from their defaults."""

@@ -12,7 +12,7 @@ from fedloom.core.errors import DataError
 from fedloom.data.columns import RawColumn, Table, array_of, columns_of
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.encoder import encode_own
-from fedloom.data.grammar import MISSING_WORDS, Decimal, Grammar
+from fedloom.data.grammar import MISSING_WORDS, Decimals, Grammar
 from fedloom.data.hub import read_content, table_endings
 from fedloom.data.images import class_folders, decode_images, is_image, list_class_folders
 from fedloom.data.options import (
@@ -47,7 +47,7 @@ def read_data(
     unseen: Sequence[str] = (),
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
-    decimal: Decimal = ".",
+    decimal: Decimals = ".",
     encode: Mapping[str, Kind] = MappingProxyType({}),
     missing_columns: MissingColumns = "refuse",
     name: str | None = None,
@@ -73,7 +73,7 @@ def read_data(
         unseen: names of owners that take part in no round; they are numbered last.
         task: "classes" if whole numbers in the label are names of classes, however many; None to guess.
         missing_words: words that stand for a missing value, in every column; an empty cell always does.
-        decimal: the sign before the decimals of a number, "." or ",".
+        decimal: the sign before the decimals of a number, "." or ","; or that of files by name.
         encode: columns whose kind is not to be guessed: "number", "category", "text" or "date".
         missing_columns: "allow" takes what an owner has no value of as missing there, with an indicator.
         name: of the data set; None for the file's name, or "data".
@@ -167,7 +167,9 @@ def _look_at_path(
         )
     if not path.exists():
         raise DataError(f"There is no file or folder {str(path)!r}.")
-    content = read_content(path, name, grammar=options.grammar, union=options.missing_columns == "allow")
+    content = read_content(
+        path, name, grammar=options.grammar, union=options.missing_columns == "allow", decimals=options.decimals
+    )
     picture = content.images is not None
     found = understand(
         content.columns, options, name, named=content.named, test=content.test, picture=picture, ordered=ordered

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.data.columns import RawColumn
-from fedloom.data.hub import read_table
+from fedloom.data.hub import read_table, refuse_unknown_files
 from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.presence import RowPresence, had
 from fedloom.data.roles import labels_of, left_out, matches, unlabeled
@@ -148,8 +148,12 @@ def from_files(
         raise DataError(
             f"from_files needs at least 2 files, and one id or one for each, not {len(files)} files and ids {keys}."
         )
-    held = [PartyFile.active(Path(files[0]), keys[0], label, options)]
-    held += [PartyFile.passive(Path(file), key, label, options) for file, key in zip(files[1:], keys[1:], strict=True)]
+    refuse_unknown_files(options.decimals, map(Path, files))
+    held = [PartyFile.active(Path(files[0]), keys[0], label, options.of_file(Path(files[0]).name))]
+    held += [
+        PartyFile.passive(Path(file), key, label, options.of_file(Path(file).name))
+        for file, key in zip(files[1:], keys[1:], strict=True)
+    ]
     _check_named(held, options)
     ids, y, (parts, part_names) = [own.ids for own in held], held[0].labels, held[0].strata
     common = (

@@ -12,11 +12,10 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words
-from fedloom.data.grammar import Grammar, dated, moments, nearly_equal, unread
+from fedloom.data.grammar import MOST_NUMBERS, Grammar, dated, is_number, like_pair, moments, nearly_equal, unread
 from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitColumns, Understanding
 from fedloom.data.tables import (
     MISSING,
-    MOST_NUMBERS,
     RawTable,
     codes_of,
     different,
@@ -75,7 +74,14 @@ _PARTS = {
     **dict.fromkeys(("test", "testing", "true", "1"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
+_SOME_ROWS = 200
 _EXCEL_ERROR = re.compile("#[A-Z0-9/]+[!?]")
+_LIKE_MISSING = re.compile(
+    r"[-–—_*]{1,5}|n[./]?a[.]?|n[./]d[.]?|nan|nil|none|null|#null!|missing|unknown|unk|undefined|blank|empty|"
+    r"not (available|applicable|known|recorded|stated|specified)|no (data|answer|value)|k\.? ?a\.?|s/d|n\.? ?v\.?",
+    re.I,
+)
+"""Words that are often written where a value is missing."""
 _NINES = {10.0**digits - 1 for digits in range(2, 8)}
 _SEPARATORS = re.compile(r"\s*[|;,]\s*")
 
@@ -193,11 +199,11 @@ def understand(
         raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
     if (gone := int(unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
-    for what, names in (("Classes", classes), ("Owners", owners)):
-        notes += [
-            f"{what} {_some(group)} differ in writing only: correct the data if they are one."
-            for group in nearly_equal(names)
-        ]
+    notes += _label_notes(raw, y[~unlabeled(y)], classes)
+    notes += [
+        f"Owners {_some(names)} differ in writing only: correct the data if they are one."
+        for names in nearly_equal(owners)
+    ]
     if split is not None:
         test = np.flatnonzero(_split_parts(split) == "test")
     elif options.test:
@@ -219,6 +225,10 @@ def understand(
             table.values[column] = class_names(table.values[column], named[column])
         kinds = _features(table, options, kept, notes)
     features = {column: _typed(found, kinds[column])[kept] for column, found in table.values.items()}
+    notes += _copy_notes(features, y[kept], None if groups is None else groups[kept])
+    data = [name for name, values in features.items() if _names_value(name, values)]
+    if 2 * len(data) > len(features):
+        notes.append(f"Columns' names are values, such as {data[0]!r}: check that the first row is the header.")
     missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
     notes += _missing_notes([raw, *table.values.values()])
     lacking = {} if options.missing_columns == "refuse" or groups is None else _lacking(features, groups[kept], owners)
@@ -425,11 +435,10 @@ def refuse_no_classes(labels: RawColumn, where: str) -> None:
             f"{says}."
         )
     what = unread(words, labels.grammar)
-    if what or dated(words):
-        first = next(iter(words))
-        raise DataError(
-            f"{where} has {len(words)} different {what or f'dates such as {first!r}: write a number'}; or {says}."
-        )
+    if dated(words) or what.startswith(DATES):
+        what = f"dates such as {next(iter(words))!r}: write numbers, such as days"
+    if what:
+        raise DataError(f"{where} has {len(words)} different {what}; or {says}.")
     if len(words) > max(MAX_WORDS, rows // 10) or 2 * len(words) > max(rows, MIN_UNIQUE):
         raise DataError(
             f"{where} has {len(words)} different values in {rows} rows: it looks like free text or an id; choose a "
@@ -610,18 +619,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
                     f"Words {_some(group)} of column {column!r} differ in writing only: correct them if they are one."
                     for group in nearly_equal(words)
                 ]
-                errors = [word for word in words if _EXCEL_ERROR.fullmatch(word)]
-                if errors:
-                    notes.append(
-                        f"Column {column!r} has errors of a spreadsheet, {_some(errors)}, as words: correct them."
-                    )
-                numbers = [word for word in words if found.grammar.is_number(word)]
-                if 0 < len(numbers) < count:
-                    notes.append(
-                        f"Column {column!r} has numbers and other words, such as {numbers[0]!r} and "
-                        f"{next(word for word in words if word not in numbers)!r}: it is a category. {_SAYS} or "
-                        "data.missing_words."
-                    )
+                notes += _word_notes(column, words, found.grammar, f"it is a category. {_SAYS} or data.missing_words.")
     if free:
         raise UnclearError(table.name, free)
     if not table.values:
@@ -634,6 +632,41 @@ def _typed(column: RawColumn, kind: Kind) -> np.ndarray:
     if kind != "number":
         return filled(column.words)
     return column.values if column.values.dtype.kind != "O" else numbers_of(column.name, column)
+
+
+def _names_value(name: str, values: np.ndarray) -> bool:
+    """Whether a column's name is one of its first words, or a number that counts no columns, as without a header."""
+    if values.dtype.kind == "O":
+        return name in values[:_SOME_ROWS].tolist()
+    return is_number(name) and not name.isdigit()
+
+
+def _copy_notes(features: Mapping[str, np.ndarray], y: np.ndarray, groups: np.ndarray | None) -> list[str]:
+    """Notes on features that tell the label or the owner of every row, and on numbers that are another feature's."""
+    notes, seen = list[str](), dict[tuple[float, ...], str]()
+    for column, values in features.items():
+        if np.array_equal(values, y) if y.dtype.kind == "f" else _same_parts(values, y):
+            notes.append(f"Column {column!r} tells the label of every row: drop it if it is known only later.")
+        elif groups is not None and _same_parts(values, groups):
+            notes.append(f"Column {column!r} tells the owner of every row: models can then tell owners apart.")
+        if values.dtype.kind == "O":
+            continue
+        key = (float(values[0]), float(values[-1]), float(np.nansum(values)))
+        if key in seen and np.array_equal(features[seen[key]], values, equal_nan=values.dtype.kind == "f"):
+            notes.append(f"Columns {seen[key]!r} and {column!r} are equal: drop one.")
+        seen.setdefault(key, column)
+    return notes
+
+
+def _same_parts(values: np.ndarray, codes: np.ndarray) -> bool:
+    """Whether the values (n,) have one code each, and the codes one value; each has two rows on average."""
+
+    def same(step: int) -> bool:
+        pairs = {*zip(values[::step].tolist(), codes[::step].tolist(), strict=True)}
+        few = 1 < len(pairs) <= len(codes[::step]) // 2
+        return few and len({value for value, _ in pairs}) == len({code for _, code in pairs}) == len(pairs)
+
+    return same(max(1, len(codes) // _SOME_ROWS)) and same(1)  # some rows tell most columns apart at little cost
 
 
 def _lacking(features: Mapping[str, np.ndarray], groups: np.ndarray, owners: Sequence[str]) -> dict[str, list[str]]:
@@ -665,16 +698,68 @@ def _check_patterns(table: _Candidates, options: DataOptions) -> None:
                 table.take(pattern, setting)
 
 
+def _label_notes(label: RawColumn, y: np.ndarray, classes: Sequence[str]) -> list[str]:
+    """Notes on known labels y (r,), classes or numbers, that may be meant otherwise."""
+    if not classes:
+        return _far_notes(label.name, y)
+    notes = [
+        f"Classes {_some(names)} differ in writing only: correct the data if they are one."
+        for names in nearly_equal(classes)
+    ]
+    numbers = label.values[~label.missing]
+    if numbers.dtype.kind != "O":
+        return [*notes, *_far_notes(label.name, numbers)]
+    return [
+        *notes,
+        *_word_notes(label.name, classes, label.grammar, "all are classes. Correct the data if they are not."),
+    ]
+
+
+def _word_notes(column: str, words: Collection[str], grammar: Grammar, so: str) -> list[str]:
+    """Notes on words that may be meant otherwise; `so` says what numbers with other words are taken to be."""
+    notes = []
+    if errors := [word for word in words if _EXCEL_ERROR.fullmatch(word)]:
+        notes.append(f"Column {column!r} has errors of a spreadsheet, {_some(errors)}, as words: correct them.")
+    if gaps := [word for word in words if word != MISSING and _LIKE_MISSING.fullmatch(word)]:
+        notes.append(
+            f"Column {column!r} has {_some(gaps)}, taken as written: if missing values are meant, list them in "
+            "data.missing_words."
+        )
+    if (pairs := [word for word in words if like_pair(word)]) and 2 * len(pairs) > len(words):
+        notes.append(
+            f"Column {column!r} has pairs of numbers such as {pairs[0]!r}, taken as words: if they are measured, write "
+            "each number in a column of its own."
+        )
+    numbers = [word for word in words if grammar.is_number(word)]
+    if 0 < len(numbers) < len(words):
+        other = next(word for word in words if word not in numbers)
+        notes.append(f"Column {column!r} has numbers and other words, such as {numbers[0]!r} and {other!r}: {so}")
+    return notes
+
+
+def _far_notes(column: str, known: np.ndarray) -> list[str]:
+    """A note on a number far from the others, such as -999, that may stand for a missing value."""
+    far = _far_code(known) if len(known) and known.dtype.kind in "fiu" else 0.0
+    if not far:
+        return []
+    return [
+        f"Column {column!r} has {far:.0f} in {int((known == far).sum())} rows, far from its other numbers: if it "
+        "stands for a missing value, list it in data.missing_words."
+    ]
+
+
 def _number_notes(column: str, found: RawColumn, known: np.ndarray) -> list[str]:
     """Notes on a column of numbers that may be meant otherwise."""
     if found.is_duration:
         return [f"Column {column!r} holds spans of time: they are numbers of seconds."]
     if known.dtype.kind not in "fiu":
         return []
-    if far := _far_code(known):
+    if notes := _far_notes(column, known):
+        return notes
+    if np.abs(known).max() >= 2.0**53 and len(found.counts) > len(different(known)):
         return [
-            f"Column {column!r} has {far:.0f} in {int((known == far).sum())} rows, far from its other numbers: if it "
-            "stands for a missing value, list it in data.missing_words."
+            f"Column {column!r} has whole numbers of 2**53 or more, whose last digits are lost: if they are codes, set "
+            f"data.encode.{column} = 'category'; else subtract the same number from them."
         ]
     if not np.array_equal(known, np.floor(known)):
         return []

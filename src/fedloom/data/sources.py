@@ -106,6 +106,8 @@ def check_name(name: str) -> None:
         find(name, DataError)
     elif name not in SOURCES and not NOISE.fullmatch(name) and not Path(name).expanduser().exists():
         if Path(name).suffix in ENDINGS or {"/", "\\"} & {*name}:
+            if "://" in name:
+                raise DataError(f"{name} is an address: download the file, and give its path")
             raise DataError(f"there is no file or folder {name}: give its path from {Path.cwd()}, or the whole path")
         raise DataError(
             f"{name!r} is neither a registered data set nor an existing file or folder.{did_you_mean(name, SOURCES)}"
@@ -135,6 +137,8 @@ def load(name: str, *, root: Path | None = None, options: DataOptions = GUESS) -
     Raises:
         DataError: the name is unknown, or the data is missing, unreadable or inconsistent.
     """
+    if not isinstance(name, str):
+        raise DataError(f"load takes the name or path of a data set as text, not a {type(name).__name__}.")
     if is_path(name):
         check_name(name)
         path = Path(name).expanduser()

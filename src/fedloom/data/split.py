@@ -74,6 +74,8 @@ def split(
     Raises:
         DataError: the data has too few rows, or none for the test.
     """
+    if not hasattr(dataset, "train"):
+        raise DataError(f"split takes a data set that load returned, not a {type(dataset).__name__}")
     rows, (labels, names) = len(dataset.train), dataset.strata
     check_settings(
         (clients >= 1, "clients", "at least 1", clients),

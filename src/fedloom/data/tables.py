@@ -13,15 +13,13 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.columns import RawColumn, known_words, refuse_names
-from fedloom.data.grammar import PLAIN, Grammar, in_order, plain_name
+from fedloom.data.grammar import MOST_NUMBERS, PLAIN, Grammar, in_order, plain_name
 
 MISSING = "?"
 """The category of missing text."""
 MOST_COLUMNS = 100_000
 SHOWN = 5
 """Number of rows that an error names."""
-MOST_NUMBERS = 20
-"""Different numbers of a column beyond which they are no codes: a label is then a number to predict."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
 _SEPARATORS = "\t;|,"  # of signs that are equally often, the first: a comma may be part of a name
@@ -117,6 +115,11 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
         raise DataError(_problem(path, separator, len(names)) or f"{path} ends within quotes; correct its last line.")
     if not found.num_rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
+    if odd := _spaced_quotes(raw, found):
+        raise DataError(
+            f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete the spaces behind the signs "
+            f"{separator!r}, or the quotes."
+        )
     if (row := _second_header(found, raw)) >= 0:
         raise DataError(f"{path} has its header again in row {row + 1}, counted from 1 below the first; delete it.")
     return {name: RawColumn.of(name, cells, grammar) for name, cells in zip(names, found.columns, strict=True)}
@@ -138,6 +141,13 @@ def _header(path: Path) -> tuple[list[str], str]:
     outside = "".join(first.split('"')[::2])
     separator = max(_SEPARATORS, key=outside.count)
     return next(csv.reader(io.StringIO(first.lstrip("\r\n")), delimiter=separator), []), separator
+
+
+def _spaced_quotes(names: Sequence[str], found: Any) -> str:
+    """A cell of the header or the first rows that has spaces before its quotes, which are then a part of it; "" if none
+    has."""
+    first = itertools.chain(names, *(cells.slice(0, 20).to_pylist() for cells in found.columns))
+    return next((cell for cell in first if re.fullmatch(r'\s+".*"\s*', cell, re.S)), "")
 
 
 def _second_header(found: Any, names: Sequence[str]) -> int:

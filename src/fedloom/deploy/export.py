@@ -83,6 +83,11 @@ def export(
         ConfigError: folders already exist, or the models are at nodes.
         CheckpointError: the run has no valid checkpoint, or a folder does not predict as the run did.
         FedloomError: the run cannot be rebuilt.
+
+    Example:
+        >>> done = export("runs/digits", "models")
+        >>> [*done.sizes]
+        ['client-0', 'client-1', 'server']
     """
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
     plan = build(_config(run, trust))
@@ -177,7 +182,7 @@ def _config(run: Path, trust: Collection[str]) -> RunConfig:
     path = run / "config.toml"
     if not path.is_file():
         inside = sorted(str(found.parent) for found in run.glob("*/config.toml"))
-        hint = f"choose one of: {', '.join(inside[:8])}" if inside else "create one with fedloom run … --out"
+        hint = f"choose one of: {', '.join(inside[:8])}" if inside else "name the folder that a run wrote"
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml; {hint}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -24,6 +24,10 @@ def push(folder: str | Path, repository: str, *, private: bool = True) -> str:
     Raises:
         CheckpointError: the folder is incomplete or invalid, or the hub refuses.
         ConfigError: the extra `hub` is missing.
+
+    Example:
+        >>> push("models/server", "owner/digits")
+        'https://huggingface.co/owner/digits/commit/1a2b'
     """
     path = Path(folder)
     manifest = read_model(path)
@@ -54,6 +58,10 @@ def pull(repository: str, *, revision: str | None = None, trust: Collection[str]
     Raises:
         CheckpointError: the hub does not have it, or it is invalid.
         ConfigError: the extra `hub` is missing, or the model needs a `network.py` that is not in `trust`.
+
+    Example:
+        >>> pull("owner/digits").predict(np.zeros((3, 1, 8, 8), np.uint8)).shape
+        (3, 10)
     """
     library = _library()
     try:

@@ -28,6 +28,7 @@ from fedloom.data import standalone
 from fedloom.data.columns import RawColumn, columns_of
 from fedloom.data.encoder import LARGEST, ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
+from fedloom.data.images import MODES
 from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
 
@@ -145,6 +146,10 @@ def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedM
     Raises:
         CheckpointError: the folder is incomplete, altered, or invalid.
         ConfigError: it needs a `network.py` that is not in `trust`.
+
+    Example:
+        >>> load_model("models/server").predict(np.zeros((3, 1, 8, 8), np.uint8)).shape  # of digits
+        (3, 10)
     """
     path = Path(folder)
     manifest = read_model(path)
@@ -175,6 +180,10 @@ def read_model(folder: Path) -> ModelManifest:
         CheckpointError: it is missing or invalid.
     """
     path = folder / MODEL
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {MODEL}: name the folder of one model, such as models/server of an export"
+        )
     with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
             raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")
@@ -318,28 +327,38 @@ def _rule(column: dict[str, Any]) -> ColumnEncoder:
 
 _HEAD = '''"""Predict new rows: python predict.py ROWS. It needs torch and safetensors, and the files beside it."""
 '''
-_PREDICT = """HEADimport sys
-import torch
-from network import INFO, load, read_rows
-
-with torch.inference_mode():
-    probabilities = load()(read_rows(sys.argv[1])).softmax(-1)
-print("predicted", *INFO["classes"], sep=",")
-for row in probabilities.tolist():
-    print(INFO["classes"][row.index(max(row))], *(f"{p:.6f}" for p in row), sep=",")
-"""
-_PREDICT_NUMBER = """HEADimport math
+_PREDICT = """HEADimport csv
 import sys
 import torch
 from network import INFO, load, read_rows
 
+if len(sys.argv) != 2:
+    raise SystemExit("Name one file: python predict.py ROWS")
+sys.stdout.reconfigure(errors="replace")  # signs that the output cannot hold
+write = csv.writer(sys.stdout, lineterminator="\\n").writerow
+with torch.inference_mode():
+    probabilities = load()(read_rows(sys.argv[1])).softmax(-1)
+write(["predicted", *INFO["classes"]])
+for row in probabilities.tolist():
+    write([INFO["classes"][row.index(max(row))], *(f"{p:.6f}" for p in row)])
+"""
+_PREDICT_NUMBER = """HEADimport csv
+import math
+import sys
+import torch
+from network import INFO, load, read_rows
+
+if len(sys.argv) != 2:
+    raise SystemExit("Name one file: python predict.py ROWS")
+sys.stdout.reconfigure(errors="replace")  # signs that the output cannot hold
+write = csv.writer(sys.stdout, lineterminator="\\n").writerow
 number = INFO["number"]
 with torch.inference_mode():
     outputs = load()(read_rows(sys.argv[1])).double()
-print(number["label"] or "number", *["s.d."] * number["variance"], sep=",")
+write([number["label"] or "number", *["s.d."] * number["variance"]])
 for mean, *spread in outputs.tolist():
     numbers = [mean * number["scale"] + number["shift"], *(math.exp(s / 2) * number["scale"] for s in spread)]
-    print(*(f"{value:.9g}" for value in numbers), sep=",")
+    write([f"{value:.9g}" for value in numbers])
 """
 _NETWORK = '''"""A trained network and the preprocessing of its rows, in plain PyTorch; fedloom is not needed."""
 {imports}
@@ -371,6 +390,9 @@ _TABLE_ROWS = (
     needed = [column["name"] for column in inputs["columns"]]
     if lacking := [name for name in needed if name not in names and name not in inputs["optional"]]:
         raise SystemExit(f"The rows must have the columns of this model, but {lacking[0]!r} is missing.")
+    if gone := [name for name in needed if name not in names]:
+        listed = ", ".join(map(repr, gone))
+        print(f"the rows have no column {listed}: its values count as missing", file=sys.stderr)
     words = {name: [row[k] for row in rows] for k, name in enumerate(names)}
     columns = [encode(column, words.get(column["name"], [""] * len(rows))) for column in inputs["columns"]]
     x = torch.cat([torch.tensor(column, dtype=torch.float64) for column in columns], 1)
@@ -420,6 +442,7 @@ def encode(column, words):
     words = ["?" if gone else word for word, gone in zip(words, missing)]
     if "words" in column:
         words = [known_word(column["words"], word) for word in words]
+        note_unknown(column, words)
         hot = [[float(known == word) for known in column["words"]] for word in words]
         return [row + [1.0 - sum(row)] * bool(column.get("other")) for row in hot]
     if "width" in column:
@@ -437,6 +460,18 @@ def encode(column, words):
     if not column.get("gaps") and any(missing):
         raise SystemExit(f"Column {column['name']!r} must hold a number in each row.")
     return [[n, float(gone)] if column.get("indicator") else [n] for n, gone in zip(numbers, missing)]
+
+
+def note_unknown(column, words):
+    """Say on standard error how many words training did not have."""
+    unknown = [word for word in words if word not in column["words"]]
+    other = column.get("other")
+    if unknown and (not other or len(unknown) == len(words)):
+        print(
+            f"column {column['name']!r}: {len(unknown)} of {len(words)} rows hold words that training did not have, "
+            f"such as {unknown[0][:40]!r}; they count as {'rare ones' if other else 'none of its words'}",
+            file=sys.stderr,
+        )
 
 
 def number(name, word):
@@ -460,24 +495,30 @@ def date(column, word, gone):
     .replace("LARGEST", repr(LARGEST))
 )
 _IMAGE_ROWS = '''def read_rows(path):
-    """The input (1, C, H, W) of an image file."""
+    """The input (1, C, H, W) of an image file, turned upright."""
     inputs = INFO["inputs"]
     channels, height, width = inputs["shape"]
-    image = Image.open(path)
+    try:
+        with Image.open(path) as opened:
+            image = ImageOps.exif_transpose(opened)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SystemExit(f"{path} cannot be read as an image ({error}).")
     if image.size != (width, height):
-        raise ValueError(f"{path} must have {width}x{height} pixels, not {image.size}")
-    image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+        raise SystemExit(f"{path} must have {width}x{height} pixels, not {image.size[0]}x{image.size[1]}.")
+    if image.mode not in MODES:
+        raise SystemExit(f"{path} must have 8 bits per channel, but its mode is {image.mode}.")
+    image = image.convert("L" if channels == 1 else "RGB")
     x = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(1, height, width, channels)
     mean, scale = (torch.tensor(inputs[name]).view(-1, 1, 1) for name in ("mean", "scale"))
     return (x.permute(0, 3, 1, 2) - mean) / scale
-'''
+'''.replace("MODES", repr(MODES))
 
 
 def network_file(network: str, inputs: ModelInputs) -> str:
     """The content of `network.py`, given the source of its class."""
     table = inputs.kind == "table"
     fixed = any({"width", "order"} & column.keys() for column in inputs.columns)
-    imports = "import csv\nimport io\nimport json\nimport re" if table else "import json"
+    imports = "import csv\nimport io\nimport json\nimport re\nimport sys" if table else "import json"
     if fixed:
         imports = imports.replace("json\n", "json\nimport math\n") + "\nimport unicodedata"
         imports += "\nfrom datetime import UTC, datetime, timedelta"
@@ -487,4 +528,4 @@ def network_file(network: str, inputs: ModelInputs) -> str:
         text += f"\n\n{page[page.index('DATE_PARTS =') :]}"
     elif table:
         text += f"\n\n{inspect.getsource(standalone.known_word)}"
-    return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image\n", 1)
+    return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image, ImageOps\n", 1)

@@ -18,6 +18,7 @@ from fedloom.core.party import Note, Party
 from fedloom.core.templates import unspell
 from fedloom.engines._party_bundle import Packed, PartyBundle, RowPool, opened, packed, place, unpack
 from fedloom.engines.memory import Arena, swapped_in
+from fedloom.engines.repeatable import add_in_one_order
 
 Key: TypeAlias = tuple[int, int]
 """The key of an answer: the number of its worker, and its own."""
@@ -50,6 +51,7 @@ class Shard:
         if self._arena is None and device == "cpu":
             self._arena = Arena(memory)
         self._device = device
+        add_in_one_order(device)
         self._common = self._common or unpack(common, device)
         rows = {**self._common, **unpack(bundle.pools, device)}
         built = {}

@@ -222,16 +222,18 @@ class Batcher:
             torch.cuda.empty_cache()
             return {}
         except Exception as error:
-            if isinstance(error, Uneven) and len({_rows(party) for party in parties}) > 1:
-                group.uneven.add(method)
-                return {}
-            runs: dict[int, list[int]] = {}
-            for n in batch:
-                runs.setdefault(calls.tasks[n].party // STRIDE, []).append(n)
-            if len(runs) == 1:
+            uneven = isinstance(error, Uneven) and len({_rows(party) for party in parties}) > 1
+            parts: dict[int, list[int]] = {}
+            for n, party in zip(batch, parties, strict=True):
+                parts.setdefault(_rows(party) if uneven else calls.tasks[n].party // STRIDE, []).append(n)
+            if len(parts) == 1:
                 return self._in_turn(group, batch, calls, error)
-            group.apart.add(_kind(tasks[0]))
-            return {n: reply for part in runs.values() for n, reply in self._run_batch(part, calls).items()}
+            if uneven:
+                group.uneven.add(method)
+            else:
+                group.apart.add(_kind(tasks[0]))
+            # at once as in later calls, so that a resumed run, which learns it in a later round, has the same bits
+            return {n: reply for part in parts.values() for n, reply in self._run_batch(part, calls).items()}
         return {n: disturbed(reply, calls.tasks[n].fault) for n, reply in zip(batch, replies, strict=True)}
 
     def _in_turn(self, group: _Group, batch: list[int], calls: "_Calls", error: Exception) -> dict[int, Tree | Failure]:

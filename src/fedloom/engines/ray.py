@@ -249,7 +249,7 @@ def _ray() -> ModuleType:
     try:
         from fedloom.engines import _ray_cluster
     except ImportError as error:
-        raise EngineError(f"the ray engine needs an extra ({error}); run: pip install 'fedloom[ray]'") from None
+        raise EngineError(f"the ray engine needs an extra ({error}); run: pip install -e '.[ray]'") from None
     return _ray_cluster
 
 

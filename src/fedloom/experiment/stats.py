@@ -1,6 +1,6 @@
 """Table 1 of several owners' rows before any training, and the schema with scale and words that it agrees on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,22 +10,28 @@ import torch
 from fedloom.core.aggregate import MEAN
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.context import ClientContext, Rows
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, EngineError
 from fedloom.core.federation import Federation
 from fedloom.core.party import LearnedTable
 from fedloom.core.task import Number
 from fedloom.data.encoder import undo
-from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import encoded, interpret
 from fedloom.engines import LocalEngine
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.metrics import four_digits
+from fedloom.experiment.run.session import Session
 from fedloom.methods import find
 from fedloom.methods.tables.stats import CLASS, TARGET
 from fedloom.protect.aggregators import Secure
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 FEWEST = 3
 """Owners from which on sums are secure."""
@@ -33,7 +39,11 @@ FEWEST = 3
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Sums over owners, as tables.
+    """Sums over owners, as tables: the result of `stats`, and a card in a notebook.
+
+    Example:
+        >>> found.owners, [table.title for table in found.tables]  # of the example of `stats`
+        (('a', 'b', 'c'), ['Numbers', 'Words'])
 
     Attributes:
         tables: numbers, then words and classes, as far as there are any.
@@ -67,7 +77,27 @@ class Stats:
             >>> found.to_latex().count("tabular")
             4
         """
-        return "\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+        return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+
+    def plot(self) -> "Figure":
+        """How much of each column's variance lies between owners (drift), as a matplotlib Figure.
+
+        Example:
+            >>> found.plot().get_axes()[0].get_xlabel()
+            'drift between owners'
+        """
+        from fedloom.core.pictures import BLUE, axes
+
+        drifts: dict[str, float] = {}
+        for table in self.tables:
+            at = table.columns.index("Drift")
+            drifts |= {str(row[0]): row[at] for row in table.rows if isinstance(row[at], float)}  # type: ignore[misc]
+        figure, drawn = axes(len(drifts))
+        drawn.barh(range(len(drifts)), [*drifts.values()], color=BLUE)
+        drawn.set_yticks(range(len(drifts)), [*drifts])
+        drawn.invert_yaxis()
+        drawn.set(xlabel="drift between owners", xlim=(0, 1))
+        return figure
 
     def _repr_html_(self) -> str:
         head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"
@@ -106,7 +136,7 @@ def stats(
     keep: Sequence[str] = (),
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
-    decimal: Decimal = ".",
+    decimal: Decimals = ".",
     min_cell: int = 5,
 ) -> Stats:
     """Rows, missing values, means, s.d., quartiles, words and drift of all owners' rows, by the method `stats`.
@@ -129,6 +159,8 @@ def stats(
     Raises:
         DataError: see `fedloom.data.own.interpret`, the rows have no owners, or they are pictures.
     """
+    if not (group is None or isinstance(group, str)):
+        raise DataError("Statistics need the owners in a column: give a data frame, and the column's name as group.")
     options = DataOptions(
         label, group, id, tuple(drop), tuple(keep), "median", task=task, missing_words=tuple(missing_words),
         decimal=decimal, missing_columns="allow",
@@ -161,6 +193,32 @@ def stats(
     columns = list(zip(dataset.columns, dataset.words, strict=True))
     schema = row_schema(columns, dataset.classes, str(found.label), tables)
     return Stats(tables, dataset.owners, schema, sent, dataset.notes)
+
+
+def of_run(run: RunConfig, backend: Callable[..., Backend]) -> Sequence[LearnedTable]:
+    """The tables of a run of `stats`, without scores: a node need not allow any.
+
+    Args:
+        run: the config.
+        backend: see `fedloom.experiment.run.execute`.
+
+    Raises:
+        ConfigError, DataError, EngineError: the run cannot be built, or a node's sums are missing.
+    """
+    with one_thread():
+        place = backend(run, None, resume=False, stop=lambda: False)
+        plan = build(run, place.files, secret=place.secret)
+        server = plan.server
+        assert server is not None
+        with place.start(plan) as engine:
+            fed = Session(plan, engine, None).fed
+            fed.round = 0
+            for _ in plan.method.round(fed, server, engine.ids, plan.cfg, 0):
+                pass
+        if not (tables := server.findings()):
+            said = [failure.trace or f"{failure.party}: {failure.reason}" for failure in fed.failures]
+            raise EngineError(f"no statistics, as sums are missing: {'; '.join(said[:3]) or 'no owner has rows'}")
+        return tables
 
 
 def parties(dataset: Any) -> list[ClientContext]:

@@ -54,7 +54,8 @@ def find(name: str) -> Method:
         return find_object(name, MethodError)  # type: ignore[no-any-return]
     known = registry()
     if name not in known:
-        raise MethodError(f"unknown method {name!r}.{did_you_mean(name, known)}")
+        hint = did_you_mean(name, known) or " fedloom list methods names all."
+        raise MethodError(f"unknown method {name!r}.{hint}")
     return known[name]
 
 

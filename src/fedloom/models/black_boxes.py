@@ -137,9 +137,7 @@ def check_installed(name: str) -> None:
     """Raise ModelError if a black box of the registry needs a package that is not installed."""
     extra = BLACK_BOXES[name].extra
     if extra and importlib.util.find_spec(extra) is None:
-        raise ModelError(
-            f"{name} needs the package {extra}, which is not installed; run: pip install 'fedloom[{extra}]'"
-        )
+        raise ModelError(f"{name} needs the package {extra}, which is not installed; run: pip install -e '.[{extra}]'")
 
 
 def is_black_box(name: str, input_shape: tuple[int, ...], classes: int, number: bool = False) -> bool:

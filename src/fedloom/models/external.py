@@ -94,7 +94,7 @@ def check_name(name: str) -> None:
     needed = LIBRARIES[name.partition(":")[0]]
     with contextlib.suppress(ValueError):  # a loaded module without a spec
         if find_spec(needed) is None:
-            raise ModelError(f"{name} needs {needed}, which is not installed; run: pip install 'fedloom[vision]'")
+            raise ModelError(f"{name} needs {needed}, which is not installed; run: pip install -e '.[vision]'")
 
 
 def build(

@@ -153,7 +153,7 @@ class Private:
             raise MethodError("aggregate.noise is for means of whole replies at a server")
         like = replies[0]
         sent = torch.stack([flat(reply, like) for reply in replies]).double()
-        old = torch.zeros_like(sent[0]) if around is None else flat(around, like).double()
+        old = torch.zeros_like(sent[0]) if around is None else flat(around, like).to(sent)
         total = clipped_rows(sent - old, self.clip).sum(0)
         new = old + self.draws(key).blur(total, self.sigma * self.clip, self.clip) / len(replies)
         mean = shaped(new, like)

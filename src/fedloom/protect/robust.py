@@ -94,8 +94,9 @@ def combine_trees(
 ) -> Any:
     """`combine` over trees of tensors of one structure, each taken as one vector; `center` is such a tree, too."""
     like = trees[0]
-    start = None if center is None else flat(center, like)
-    whole = combine(torch.stack([flat(tree, like) for tree in trees]), rule, f=f, center=start, weights=weights)
+    x = torch.stack([flat(tree, like) for tree in trees])
+    start = None if center is None else flat(center, like).to(x.device)
+    whole = combine(x, rule, f=f, center=start, weights=weights)
     return shaped(whole, like)
 
 

@@ -6,5 +6,5 @@ from importlib.util import find_spec
 from fedloom.core.errors import EngineError
 
 if not (find_spec("grpc") and find_spec("cryptography")):
-    raise EngineError("runs between organizations need gRPC and cryptography: pip install 'fedloom[net]'")
+    raise EngineError("runs between organizations need gRPC and cryptography: pip install -e '.[net]'")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes to stderr; its errors are raised as well

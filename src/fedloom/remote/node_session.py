@@ -271,6 +271,8 @@ class NodeSession:
                     self._note_gone(error)
                 traced = error.code in (rpc_errors.FAILED, rpc_errors.MALFORMED)
                 trace = self._pointer(number, error.words) if traced else ""
+                if error.code == rpc_errors.REFUSED and tasks[0].round < 0:  # such as looks that are used up
+                    trace = f"{self.name}: {error.words}"
                 return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
                 return TaskResults([Failure("not a message", f"{self.name}: {error}") for _ in tasks])

@@ -125,7 +125,7 @@ def _section(
     svg, legend = plots.dots("clients", alt, labels, series, width=width, joined=joined, form=form)
     figure = Figure(f"{fmt.capital(main.noun)} of each client{which}", svg, legend, caption, wide)
     if run.partition.private_clients:
-        text = ["The rows of each client are private; this page knows only their accuracies."]
+        text = ["The rows of each client are private; this page knows only scores, to which nodes add noise."]
         return PageSection("Clients", text=text, figures=[figure], tables=_by_model(run))
     return PageSection("Clients", figures=[figure, _partition(run, which)], tables=_by_model(run))
 

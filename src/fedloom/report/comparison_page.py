@@ -136,7 +136,8 @@ def _differences(found: Comparison) -> PageSection:
     main = f"{scores[0].title}: " if len(scores) > 1 else ""
     points = [main + conclusion(d, scores[0].share) for d in found.differences]
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
-    lower = [score.title if score.title[:2].isupper() else score.title.lower() for score in scores if score.lower]
+    titles = [score.title if found.joint else found.metric.noun for score in scores if score.lower]
+    lower = dict.fromkeys(title if title[:2].isupper() else title.lower() for title in titles)
     points += [LOWER.format(" or ".join(lower))] if lower else []
     return PageSection("Paired differences", tables=difference_tables(found), points=points)
 

@@ -23,6 +23,7 @@ STANDARD = (
     *(
         "accuracy",
         "own accuracy",
+        "chance",
         "rmse",
         "own rmse",
         "mae",

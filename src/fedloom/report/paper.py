@@ -1,6 +1,7 @@
 """A comparison for a paper: a LaTeX table, the BibTeX entries of its methods, and figures as PDF."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,10 @@ SELF = f"""@software{{fedloom,
 """The entry of this library."""
 
 
+JOURNALS = ("JSAC", "TNSE", "TPAMI")
+"""Venues that are no conferences."""
+
+
 def write(folder: Path, found: Comparison, runs: Sequence[Run]) -> list[Path]:
     """Write `table.tex`, `references.bib` and, if the runs' files exist, `accuracy.pdf`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +66,8 @@ def latex(found: Comparison) -> str:
         one, d = values[m.name], differences.get(m.name)
         value = _number(one.mean, one.std_over_seeds, score)
         shown = rf"\textbf{{{value}}}" if one.mean == best and len(values) > 1 else value
-        key = f"~\\cite{{{cite_key(m.paper)}}}" if ": " in m.paper else ""
+        keys = ",".join(dict.fromkeys(map(cite_key, cited(m.paper))))
+        key = f"~\\cite{{{keys}}}" if keys else ""
         pair = "--" if d is None or d.mean is None else _interval(d.mean, d.per_seed, score)
         sent = fmt.size(m.bytes.sent, "~")
         lines.append(f"    {latex_escaped(m.name)}{key} & {shown} & {pair} & {sent} \\\\")
@@ -71,6 +77,7 @@ def latex(found: Comparison) -> str:
             r"% needs \usepackage{booktabs}; written by fedloom " + __version__,
             r"\begin{table}[t]",
             r"  \centering",
+            r"  \setlength{\belowcaptionskip}{6pt}",
             f"  \\caption{{{_caption(found, score)}}}",
             r"  \label{tab:comparison}",
             r"  \begin{tabular}{lccr}",
@@ -110,32 +117,38 @@ def _caption(found: Comparison, score: Score) -> str:
     return f"{latex_escaped(what)}{spread}; paired {pair}{points}; tensor data sent by all clients.{unfair}"
 
 
+def cited(paper: str) -> list[str]:
+    """The papers that a method's citation names, each as `A. Author, B. Author: Title, Venue 2024`."""
+    parts = re.split(r"; (?:as )?", paper.removeprefix("of this library, after "))
+    return [part.replace(" adapt it in: ", ": ") for part in parts if ": " in part]
+
+
 def cite_key(paper: str) -> str:
-    """The BibTeX key of a method's paper, `A. Author, B. Author: Title, Venue 2024`."""
-    paper = paper.partition("; as ")[0]
+    """The BibTeX key of a paper, such as `han2024fedal`."""
     authors, _, title = paper.partition(": ")
-    surname = re.sub(r"[^a-z]", "", authors.split(",")[0].split(" et al")[0].split()[-1].lower())
+    name = unicodedata.normalize("NFKD", authors.split(",")[0].split(" et al")[0].split()[-1].lower())
     year = re.search(r"\b(19|20)\d\d\b", title)
     word = next((w for w in re.findall(r"[a-z]+", title.lower()) if len(w) > 3), "")
-    return f"{surname}{year[0] if year else ''}{word}"
+    return f"{re.sub(r'[^a-z]', '', name)}{year[0] if year else ''}{word}"
 
 
 def bibtex(found: Comparison) -> str:
     """The BibTeX entries of the methods' papers, as `fedloom list methods` cites them, and of fedloom."""
-    papers = dict.fromkeys(m.paper.partition("; as ")[0] for m in found.methods if ": " in m.paper)
-    return "\n".join([*map(entry, papers), SELF])
+    papers = {cite_key(paper): paper for m in found.methods for paper in cited(m.paper)}
+    return "\n".join([*map(entry, papers.values()), SELF])
 
 
 def entry(paper: str) -> str:
-    """The BibTeX entry of a method's paper."""
-    paper = paper.partition("; as ")[0]
+    """The BibTeX entry of a paper."""
     authors, _, rest = paper.partition(": ")
     title, venue, year = rest, "", ""
     if ending := re.search(r",\s*(?:([A-Z][^,\d]*?)\s+)?((?:19|20)\d\d)\b[^,]*$", rest):
         title, venue, year = rest[: ending.start()], ending[1] or "", ending[2]
     names = authors.replace(" et al.", ", others").split(", ")
-    fields = {"author": " and ".join(names), "title": f"{{{title}}}", "booktitle": venue, "year": year}
-    kind = "inproceedings" if venue else "misc"
+    kind, place = (
+        ("article", "journal") if venue in JOURNALS else ("inproceedings", "booktitle") if venue else ("misc", "")
+    )
+    fields = {"author": " and ".join(names), "title": f"{{{title}}}", place: venue, "year": year}
     shown = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
     return f"@{kind}{{{cite_key(paper)},\n" + ",\n".join(shown) + "\n}\n"
 

@@ -45,8 +45,13 @@ def verdict(found: Comparison) -> Verdict | None:
         return None
     lead = [-value for value in lead] if score.lower else lead
     mean, ends = float(np.mean(lead)), confidence_interval(lead, score.largest)
-    unit = "" if score.share else f" in {score.title}"
-    by = f"{first.name} {fmt.difference(mean, score.share)}{unit} over {second.name}"
+    unit = "" if score.share else f" in {score.title if found.joint else found.metric.noun}"
+    gain = fmt.difference(mean, score.share)
+    by = (
+        f"{first.name} lower by {gain}{unit} than {second.name}"
+        if score.lower
+        else f"{first.name} {gain}{unit} over {second.name}"
+    )
     unfair = f"Not an equal comparison ({'; '.join(found.unequal)}): " if found.unequal else ""
     if ends is None:
         return Verdict(first.name, f"{unfair}{by}, 1 seed: too few to rule out chance", False)

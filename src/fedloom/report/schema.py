@@ -47,7 +47,8 @@ class PartitionFile(FileSchema):
     private rows; the networks; the clients' owners: of a file's rows, or the organizations whose nodes ran them, "" for
     others; the rows that columns were standardized by; and sentences on how a file was read."""
 
-    classes: tuple[str, ...] = Field(min_length=1)
+    classes: tuple[str, ...]
+    """Names of the classes, or of the parts of a number's range; () for a number whose rows are with their owners."""
     counts: tuple[tuple[int, ...], ...] = ()
     parties: VerticalPartition | None = None
     private_clients: int = 0
@@ -68,6 +69,8 @@ class PartitionFile(FileSchema):
     def _check_kind(self) -> "PartitionFile":
         if bool(self.counts) + bool(self.parties) + bool(self.private_clients) != 1:
             raise ValueError("exactly one of counts, parties and private_clients must be set")
+        if not self.classes and not self.private_clients:
+            raise ValueError("classes must not be empty")
         return self
 
     @property

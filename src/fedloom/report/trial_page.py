@@ -75,14 +75,17 @@ def _lead(counts: dict[str, list[str]], owners: int) -> str:
         ("{} gain{s} by learning together: {names}.", counts["join"]),
         ("For {} it makes no difference: {names}.", counts["same"]),
         ("{} should train alone: {names}.", counts["alone"]),
+        ("For {} these rows do not decide: {names}.", [*counts["undecided"], *counts["too few"]]),
     ]
+    if not any(names for _, names in told[:3]):
+        return "These rows do not decide whether any owner gains by learning together."
     said = []
     for text, names in told:
         if names:
             number = "all owners" if len(names) == owners else f"{len(names)} of {owners} owners"
             sentence = text.format(number, names=_some(names, 8), s="s" if len(names) == 1 < owners else "")
             said.append(sentence[0].upper() + sentence[1:])
-    return " ".join(said) or "These rows do not decide whether any owner gains by learning together."
+    return " ".join(said)
 
 
 def _columns_lead(result: TrialResult) -> str:
@@ -163,10 +166,10 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             "of all owners."
         )
     plot = Figure(
-        f"Gain in {metric}: {'joint' if result.by_columns else 'federated'} minus alone",
+        f"Gain in {metric}: {_measured(result)}",
         _forest_plot(result),
-        caption="The gain by an owner's own rows and its 95 % interval. Dashed: the smallest gain that is worth "
-        f"federating for, {result.worth:g}.",
+        caption=f"The gain{'' if result.by_columns else ' by own rows'} and its 95 % interval. Dashed: the smallest "
+        f"gain that is worth it, {_amount(result.worth, 'g', result)}.",
         wide=True,
     )
     columns = ("people", "decision", "next", "rows", "alone", "joint")
@@ -175,6 +178,17 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     return PageSection(
         "People" if result.by_columns else "Owners", text=[*result.notes], figures=[plot], tables=[table]
     )
+
+
+def _amount(gain: float, form: str, result: TrialResult) -> str:
+    """A gain, in percent for errors of numbers."""
+    return f"{100 * gain:{form}} %" if result.metric in ("rmse", "mae") else f"{gain:{form}}"
+
+
+def _measured(result: TrialResult) -> str:
+    """What a gain is."""
+    joint = "joint" if result.by_columns else "federated"
+    return f"how much lower it is {joint} than alone" if result.metric in ("rmse", "mae") else f"{joint} minus alone"
 
 
 def _forest_plot(result: TrialResult) -> Markup:
@@ -197,7 +211,7 @@ def _forest_plot(result: TrialResult) -> Markup:
         'style="stroke:var(--soft);stroke-dasharray:4 3"/>',
     ]
     for tick in _ticks(low, high):
-        number = f"{tick:+.3g}".replace("-", "−") if abs(tick) > 1e-9 else "0"
+        number = _amount(tick, "+.3g", result).replace("-", "−") if abs(tick) > 1e-9 else "0"
         parts.append(
             f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" fill="var(--soft)">'
             f"{number}</text>"
@@ -244,7 +258,8 @@ def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
 
 
 def _methods(result: TrialResult) -> PageSection:
-    chosen = [cells(name, "federated", f"{count}") for name, count in result.chosen.items()]
+    side = "joint" if result.by_columns else "federated"
+    chosen = [cells(name, side, f"{count}") for name, count in result.chosen.items()]
     chosen += [cells(name, "alone", f"{count}") for name, count in result.chosen_alone.items()]
     table = PageTable(
         "Number of folds in which each was chosen on the other folds", ("candidate", "for", "folds"), chosen, words=2

@@ -247,7 +247,7 @@ def read(
     if found.own().data.validation or "data.validation" in config.keys:
         raise ConfigError("data.validation is set by the sweep itself: set validation in [sweep] in its place")
     if config.search != "grid" and find_spec("optuna") is None:
-        raise ConfigError(f"sweep.search: {config.search} needs Optuna. Install it: pip install 'fedloom[sweep]'")
+        raise ConfigError(f"sweep.search: {config.search} needs Optuna. Install it: pip install -e '.[sweep]'")
     if wrong := [*_invalid(found)]:
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise ConfigError("\n".join([*wrong[:SHOWN], *more]))

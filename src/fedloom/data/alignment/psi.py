@@ -135,7 +135,7 @@ def library() -> ModuleType:
     except ImportError as error:
         raise DataError(
             f"The backend openmined needs the package openmined.psi, which cannot be imported ({error}); "
-            'run: pip install "fedloom[psi]"'
+            'run: pip install -e ".[psi]"'
         ) from error
     return module  # type: ignore[no-any-return]
 

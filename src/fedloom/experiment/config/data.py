@@ -184,8 +184,9 @@ class DataConfig(Section):
     the server's rows, or of all training rows, as only a simulation can."""
     missing_words: tuple[str, ...] = MISSING_WORDS
     """Words of a file that stand for a missing value, in every column; an empty cell always does."""
-    decimal: Decimal = "."
-    """The sign before the decimals of a number in a file, "." or ","."""
+    decimal: Decimal | dict[str, Decimal] = "."
+    """The sign before the decimals of a number, "." or ","; or that of files by name, such as { "lab.csv" = "," }.
+    Other files have a point."""
     row_schema: SchemaConfig | None = None
     """The schema of private rows, where each party's rows stay at its node."""
 

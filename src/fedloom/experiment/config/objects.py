@@ -26,12 +26,13 @@ from fedloom.core.objects import hold
 from fedloom.data.columns import RawColumn, array_of, columns_of, joined, stacked
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import offset_of
-from fedloom.data.grammar import MISSING_WORDS, Grammar
-from fedloom.data.hub import read_table
+from fedloom.data.grammar import MISSING_WORDS, MOST_NUMBERS, Grammar
+from fedloom.data.hub import read_in, refuse_unknown_files
+from fedloom.data.options import DataOptions
 from fedloom.data.own import read_data
 from fedloom.data.roles import ALLOW, class_names, refuse_no_classes, unlabeled
 from fedloom.data.split import rows_hash
-from fedloom.data.tables import MOST_NUMBERS, codes_of, numbers_of
+from fedloom.data.tables import codes_of, numbers_of
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.section import validated
 
@@ -84,7 +85,8 @@ def data_settings(
     """
     settings: dict[str, Any] = {}
     if label is not None and not isinstance(label, str):
-        raise DataError(f"label must be the name of one column, not {label!r}.")
+        shown = repr(label) if isinstance(label, list | int | float) else f"a {type(label).__name__}"
+        raise DataError(f"label must be the name of one column, not {shown}.")
     if isinstance(test, float):
         settings["test_fraction"], test = test, None
     if isinstance(data, list) and any(isinstance(part, str | Path) for part in data):
@@ -92,8 +94,10 @@ def data_settings(
     names = [str(name) for name in data] if isinstance(data, Mapping) else None
     data = list(data.values()) if isinstance(data, Mapping) else data
     if label is not None:
-        grammar = Grammar(tuple(columns.get("missing_words", MISSING_WORDS)), columns.get("decimal", "."))
-        data = [_opened(part, grammar) for part in data] if isinstance(data, list) else _opened(data, grammar)
+        cells = _cells_of(columns)
+        parts = data if isinstance(data, list) else [data]
+        refuse_unknown_files(cells.decimals, [Path(part) for part in parts if isinstance(part, str | Path)])
+        data = [_opened(part, cells) for part in data] if isinstance(data, list) else _opened(data, cells)
     label = label or None
     if _is_frame(data):
         validated(DataConfig, {key: value for key, value in columns.items() if key != "unseen"}, "data")
@@ -130,12 +134,20 @@ def is_frames(data: object) -> bool:
     return isinstance(data, Mapping) and bool(data) and all(map(_is_frame, data.values()))
 
 
-def _opened(data: Any, grammar: Grammar) -> Any:
+def _cells_of(settings: Mapping[str, Any]) -> DataOptions:
+    """How cells are read, by the settings of a frame."""
+    return DataOptions(
+        missing_words=tuple(settings.get("missing_words", MISSING_WORDS)), decimal=settings.get("decimal", ".")
+    )
+
+
+def _opened(data: Any, cells: DataOptions) -> Any:
     """A Dataset of Hugging Face or a file as an Arrow table, a lazy frame as a frame; anything else as it is."""
     if isinstance(data, str | Path):
         import pyarrow as pa
 
-        return pa.table({name: column.cells for name, column in read_table(Path(data), grammar=grammar).items()})
+        columns = read_in(Path(data), cells.grammar, cells.decimals)
+        return pa.table({name: column.cells for name, column in columns.items()})
     if callable(getattr(data, "collect", None)):
         return data.collect()
     if hasattr(data, "column_names") and hasattr(data, "with_format") and not hasattr(data, "columns"):
@@ -176,7 +188,7 @@ def _frame(
     if test is not None and isinstance(data, list):
         raise DataError("with one frame for each client, test must be a share of the rows.")
     _refuse_empty([len(part) for part in parts])
-    grammar = Grammar(tuple(options.get("missing_words", MISSING_WORDS)), options.get("decimal", "."))
+    grammar = _cells_of(options).grammar
     tables = [columns_of(part, grammar) for part in (*parts, *([] if test is None else [test]))]
     first = [*tables[0]]
     for table in tables:

@@ -153,8 +153,8 @@ class RunConfig(Section):
 
     Example:
         >>> config = RunConfig(method="fedavg", rounds=3)
-        >>> config.label, config.resolve()[2]
-        ('fedavg', 3)
+        >>> config.label, config.method_is_file, config.resolve()[2]
+        ('fedavg', False, 3)
     """
 
     name: str = ""
@@ -209,6 +209,11 @@ class RunConfig(Section):
         Raises:
             ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
                 clients or rounds, that the method does not support.
+
+        Example:
+            >>> method, settings, rounds = RunConfig(method="fedavg", iterations=30, params={"epochs": 2}).resolve()
+            >>> method.name, settings.epochs, rounds
+            ('fedavg', 2, 15)
         """
         return self._resolved
 

@@ -6,6 +6,8 @@ from fedloom.experiment.config.data import DataConfig
 
 OPTIONS = {"--resume": "resume=True", "--out": "out", "--tune": "tune=True", "--seeds": "seeds"}
 """An option of the command line -> the argument of `run` or `compare`."""
+_ENTRIES = re.compile(r"write in a file: \[compare\] methods = (\[.*\])")
+_KEY = re.compile(r"(\w+) = ")
 _PLACES = re.compile(r"(?<=Write )([a-z_]+(?:\.[a-z_]+)*(?: or [a-z_]+(?:\.[a-z_]+)*)*)(?=\.(?:$|\n))", re.M)
 _SETTING = re.compile(r"-s '?([a-z_]+(?:\.[a-z_]+)+)=((?:\[[^\]]*\]|[\w./-])+)'?")
 
@@ -16,6 +18,8 @@ def in_python(text: str) -> str:
     text = _SETTING.sub(lambda found: argument(found[1], _literal(found[2])), text)
     for option, name in OPTIONS.items():
         text = re.sub(rf"{option}(?![\w-])", name, text)
+    text = _ENTRIES.sub(lambda found: "give methods=" + _KEY.sub(r'"\1": ', found[1]), text)
+    text = text.replace("must be a table", "must be a mapping, such as {'name': value}")
     return re.sub(r"fedloom run (\w+) (\w+=\S+)", r"fedloom.run('\1', \2)", text)
 
 

@@ -64,8 +64,11 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         if own and files is None:
             raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
     files = files or PrivateData()
-    plan = with_local(with_aggregator(with_secret(planner.build(run, method, cfg, rounds, files), secret)))
-    plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
+    here = run
+    if method.without_network:
+        here = run.model_copy(update={"engine": run.engine.model_copy(update={"device": "cpu"})})
+    plan = with_local(with_aggregator(with_secret(planner.build(here, method, cfg, rounds, files), secret)))
+    plan = replace(plan, run=run, known_as="" if files.matched is None else files.matched.run)
     data = plan.data.dataset
     own_model = (
         None

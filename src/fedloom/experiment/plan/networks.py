@@ -69,7 +69,7 @@ def sizes(run: RunConfig, method: Method) -> dict[str, int | None]:
     """The numbers of each network that a run on rows of a schema may use, by its name; None of a network that is not
     fedloom's own. It reads no rows and runs no foreign code."""
     form = run.data.row_schema
-    if form is None or {"raw rows", "no network"} & {*method.needs}:
+    if form is None or method.without_network:
         return {}
     built, outputs = form.build(run.data.missing), len(form.classes) or 1 + run.models.variance
     shape = built.input_shape

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -48,7 +48,9 @@ def read(
     Raises:
         ConfigError: with all errors, one on each line.
     """
-    values = read_values(source, overrides, flags, trust)
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"read takes the name or file of an experiment, not a {type(source).__name__}")
+    values = read_values(str(source), overrides, flags, trust)
     for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
         if key in values:
             raise ConfigError(f"{source} has a table {key}: use fedloom {command} {source}")
@@ -309,11 +311,11 @@ def _values(source: str) -> dict[str, Any]:
             f"{source} is neither a config (.toml) nor a method page (.py). If it is data, fedloom data {source} "
             "writes the settings of a run"
         )
-    hint = did_you_mean(source, names)
-    if len(names) > 30 and hint.startswith(" Known"):
-        hint = (
-            " fedloom list methods and fedloom list experiments name all; a page of yours is a path such as ./mine.py."
-        )
+    if "," in source:
+        raise ConfigError(f"{source} is no name: separate methods by spaces, as in fedloom compare fedal fedmd")
+    hint = did_you_mean(source, names) or (
+        " fedloom list methods and fedloom list experiments name all; a page of yours is a path such as ./mine.py."
+    )
     raise ConfigError(f"unknown experiment or method {source!r}.{hint}")
 
 
@@ -358,8 +360,10 @@ MOST_SEEDS = 1000
 
 def seeds_from(seeds: int | Sequence[int]) -> list[int]:
     """The seeds 0, 1, … of a number of seeds; a list as it is. Raises ConfigError."""
-    if not isinstance(seeds, int):
+    if isinstance(seeds, Iterable):
         return list(seeds)
+    if not isinstance(seeds, int):
+        raise ConfigError(f"seeds must be a number of seeds, or a list such as [0, 1, 2], not {seeds!r}")
     if isinstance(seeds, bool) or not 0 < seeds <= MOST_SEEDS:
         raise ConfigError(
             f"{seeds} is no number of seeds from 1 to {MOST_SEEDS}: list the seeds themselves, such as 0,1,2 on the "

@@ -46,6 +46,6 @@ def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
         places = ", ".join(f"$FEDLOOM_DATA/{SOURCES[name].hub}" for name in wrong)
         raise DataError(
             "\n".join(f"{name}: {reason}" for name, reason in wrong.items())
-            + f"\nmissing data: {', '.join(wrong)}. Install the extra (pip install 'fedloom[hub]') and run once with "
+            + f"\nmissing data: {', '.join(wrong)}. Install the extra (pip install -e '.[hub]') and run once with "
             f"network access, or put the files into {places}."
         )

@@ -219,7 +219,7 @@ def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float
     try:
         from fedloom.experiment.pool.ray import RayTasks
     except ImportError as error:
-        raise EngineError(f"--ray needs an extra ({error}): pip install 'fedloom[ray]'") from None
+        raise EngineError(f"--ray needs an extra ({error}): pip install -e '.[ray]'") from None
     tasks = RayTasks(None if ray == LOCAL else ray, board.workers, max(gpus or _gpus(job) for job in waiting))
     board.workers = max(board.workers, min(len(waiting), tasks.room))
     return tasks

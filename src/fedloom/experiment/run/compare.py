@@ -67,7 +67,10 @@ def execute_all(
     names = [folder_name(run) for run in runs]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ConfigError(f"two runs are called {twice[0]!r}: give each entry in [compare] methods its own name")
+        raise ConfigError(
+            f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one method "
+            "with other settings have a `name` each"
+        )
     folders = [folder / name if folder else None for name in names]
     ended = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
     errors = {n: one for n, one in enumerate(ended) if isinstance(one, MethodError)}

@@ -49,7 +49,7 @@ def start(plan: RunPlan, measured: Measured | None = None) -> Engine:
             ids=range(len(plan.clients)),
             workers=cfg.workers,
             address=cfg.address,
-            gpus=cfg.gpus_per_worker,
+            gpus=0.0 if plan.method.without_network else cfg.gpus_per_worker,
             memory=memory,
             **common,  # type: ignore[arg-type]
         )

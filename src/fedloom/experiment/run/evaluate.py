@@ -108,6 +108,8 @@ def call_all(
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
     if failed and all(failure.reason == "refused" for failure in failed.values()) and len(failed) == len(replies):
+        if said := sorted({failure.trace for failure in failed.values()} - {""}):
+            raise PartiesMissing(f"no node evaluates now: {'; '.join(said)}")
         raise PartiesMissing(
             "no node allows evaluation: in node.toml of at least one, set evaluate = true, and score = true in "
             "[data.NAME]"

@@ -8,10 +8,12 @@ from time import perf_counter
 
 import torch
 
+from fedloom.core.black_box import libraries_on_one_thread
 from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.paths import refuse_file
+from fedloom.core.paths import locked, refuse_file
 from fedloom.engines import Engine, Lost
+from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.run.engine import Backend, local_backend
@@ -48,11 +50,11 @@ def execute(
         CheckpointError: the folder's checkpoints are corrupt or belong to another run.
         Stopped: see `stop`.
     """
-    with one_thread():
+    with one_thread(), repeatable(run.engine.device):
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
-        with place.start(plan) as engine:
+        with place.start(plan) as engine, alone_in(None if engine.remote else folder):  # a later coordinator takes over
             if not engine.remote:  # remote parties are checked when they connect
                 _repeat_if_lost(lambda: agree(engine, plan.data.public_digest))
             session = Session(plan, engine, folder)
@@ -60,6 +62,27 @@ def execute(
             session.record.spend("setup", perf_counter() - started)
             with session.live.reporting(session.done):
                 return session.go(progress or (lambda _: None), stop, keep_models)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path | None) -> Iterator[None]:
+    """A context in which no other process runs in this folder.
+
+    Raises:
+        ConfigError: another one does.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / ".running"
+    with locked(file) as free:
+        if not free:
+            raise ConfigError(f"another process is running in {folder}: wait until it ends, or choose another --out")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def _repeat_if_lost(work: Callable[[], None]) -> None:
@@ -89,12 +112,12 @@ def agree(engine: Engine, digest: str) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread in torch, and restore its generator on exit. More threads are slower for small networks, and
-    their sums are not repeatable."""
+    """Use one thread in torch and NumPy, and restore torch's generator on exit. More threads are slower for small
+    networks and matrices, much so on a busy machine, and their sums are not repeatable."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), libraries_on_one_thread():
             yield
     finally:
         torch.set_num_threads(before)

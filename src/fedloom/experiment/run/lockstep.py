@@ -12,6 +12,7 @@ from fedloom.core.errors import FedloomError, MethodError
 from fedloom.data.sources import load
 from fedloom.engines.batched import FEW, convolutional
 from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
+from fedloom.engines.repeatable import repeatable
 from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.run import EngineConfig, RunConfig
 from fedloom.experiment.plan.run_plan import RunPlan
@@ -148,7 +149,8 @@ def run_in_lockstep(engine: EngineConfig, works: Sequence[Callable[..., T]]) -> 
         return lambda lane: work(backend=_backend(lane))
 
     everything = engine.name == "batched"
-    return in_lockstep([job(work) for work in works], chunk_size=engine.chunk_size, everything=everything)
+    with repeatable(engine.device):  # around all, as a run that ends would switch it off for the others
+        return in_lockstep([job(work) for work in works], chunk_size=engine.chunk_size, everything=everything)
 
 
 def _backend(lane: Lane[Any]) -> Callable[..., Backend]:

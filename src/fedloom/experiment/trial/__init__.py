@@ -15,7 +15,7 @@ from typing import Any
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.dataset import Dataset
-from fedloom.data.grammar import MISSING_WORDS, Decimal
+from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Kind, Missing, MissingColumns, SplitColumns, Task
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.columns import trial_columns
@@ -67,7 +67,7 @@ def trial(
     time: str | Sequence[str] | None = None,
     task: Task | None = None,
     missing_words: Sequence[str] = MISSING_WORDS,
-    decimal: Decimal = ".",
+    decimal: Decimals = ".",
     encode: Mapping[str, Kind] = MappingProxyType({}),
     missing_columns: MissingColumns = "refuse",
     budget: str | float | None = None,

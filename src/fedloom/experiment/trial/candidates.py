@@ -5,8 +5,10 @@ and network differ in numbers, not in operations, so they train in lock-step: se
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -14,11 +16,13 @@ import torch
 
 from fedloom import methods, models
 from fedloom.core import graphs
+from fedloom.core.black_box import libraries_on_one_thread
 from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method, MethodConfig
 from fedloom.core.party import Party
+from fedloom.core.plain_models import with_few_bins
 from fedloom.core.task import Number, TaskKind
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.engines import Engine
@@ -27,6 +31,7 @@ from fedloom.experiment.config.run import DEFAULT_ITERATIONS
 from fedloom.experiment.plan.assignment import rows_of, target_of, training_labels
 from fedloom.experiment.plan.networks import assign_groups
 from fedloom.experiment.plan.settings.horizontal import raw_columns
+from fedloom.experiment.run.execute import one_thread
 from fedloom.models.black_boxes import BLACK_BOXES, make
 
 FEASIBLE: Final = {"one network", "same feature dim", "architecture groups", "raw rows"}
@@ -80,6 +85,15 @@ class Candidate:
         """The label with model and rate."""
         rate = f", rate {self.params['lr']:g}" if "lr" in self.params else ""
         return f"{self.label}{f', {self.model}' if self.model else ''}{rate}"
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """As `one_thread`, with the libraries of black boxes, which are loaded first: later only the thread that limits
+    them here could, and candidates train in others."""
+    import_module("sklearn.linear_model")
+    with one_thread():
+        yield
 
 
 def obstacle(method: Method, owners: int, task: TaskKind = "classes") -> str:
@@ -181,7 +195,7 @@ def train(
         data = data.with_target(np.concatenate(fitted))
     method = methods.named(candidate.method)
     cfg = method.configure(params=dict(candidate.params))
-    if method.pooled and not messages:
+    if method.pooled and not messages and getattr(cfg, "owners", "none") != "random":
         yield _at_once(method, cfg, data, fitted, judged, seed, start)
         return
     parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed, start)
@@ -398,12 +412,14 @@ def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.n
     if not used.any():
         shares = np.bincount(y, minlength=classes) / len(y) if classes else y.mean()[None]
         return [np.tile(shares, (len(one), 1)) for one in sets]
-    model = make(name, data.input_shape if used.all() else (int(used.sum()),), classes, seed, number=not classes)
-    model.fit(rows[:, used], y)
+    shape = data.input_shape if used.all() else (int(used.sum()),)
+    model = with_few_bins(make(name, shape, classes, seed, number=not classes), len(rows))
     found = [np.zeros((len(one), max(classes, 1))) for one in sets]
-    for into, one in zip(found, sets, strict=True):
-        if len(one) and classes:
-            into[:, model.classes_] = model.predict_proba(flat[one][:, used])
-        elif len(one):
-            into[:, 0] = model.predict(flat[one][:, used])
+    with libraries_on_one_thread():  # `make` may have loaded one
+        model.fit(rows[:, used], y)
+        for into, one in zip(found, sets, strict=True):
+            if len(one) and classes:
+                into[:, model.classes_] = model.predict_proba(flat[one][:, used])
+            elif len(one):
+                into[:, 0] = model.predict(flat[one][:, used])
     return found

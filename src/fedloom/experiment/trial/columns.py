@@ -22,11 +22,10 @@ from fedloom.core.rng import stream
 from fedloom.data.alignment import near_misses, normalize
 from fedloom.data.columns import RawColumn
 from fedloom.data.dataset import Dataset
-from fedloom.data.hub import read_table
+from fedloom.data.hub import read_table, refuse_unknown_files
 from fedloom.data.options import DataOptions
 from fedloom.data.own import encoded, interpret
-from fedloom.experiment.run.execute import one_thread
-from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance
+from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance, on_one_thread
 from fedloom.experiment.trial.choice import best
 from fedloom.experiment.trial.contributions import scores_of, told
 from fedloom.experiment.trial.decide import decide
@@ -89,7 +88,7 @@ def trial_columns(
     priors = _priors(y, folds, classes)
     total, done = len(data) * (len(boxes) + repeats - 1), 0
     labels, chosen = {}, {}
-    with one_thread():
+    with on_one_thread():
         for name, each in data.items():
             run = _Side(metric, boxes, each, folds, priors, config.seed)
             for c in range(repeats):
@@ -155,7 +154,8 @@ def read_parties(
         )
     if len({file.stem for file in files}) < len(files):
         raise DataError(f"Files must have different names, not {', '.join(file.name for file in files)}.")
-    tables = [read_table(file, needed=[options.id], grammar=options.grammar) for file in files]
+    refuse_unknown_files(options.decimals, files)
+    tables = [read_table(file, needed=[options.id], grammar=options.of_file(file.name).grammar) for file in files]
     if options.label not in tables[0]:
         holder = next((file for file, table in zip(files, tables, strict=True) if options.label in table), None)
         raise DataError(

@@ -41,10 +41,10 @@ SHARING = 3
 """Owners below which own rows decide alone."""
 LIKELY = 0.8
 """The probability from which an undecided owner is said to lean."""
-NARROWER = 0.9
-"""What another repeat may narrow standard errors to, at most."""
 MOST = 100
 """Beyond so many times the rows, "more rows" is no advice."""
+NODES = 60
+"""Gains, and numbers of rows, that "more rows" looks at."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class OwnerVerdict:
         p_gain, p_worth, p_same: P(gain > 0), P(gain > worth) and P(|gain| < worth), given all owners' rows.
         leaning: for an undecided owner, or one with too few rows, the decision of probability `LIKELY`; "" if there is
             none.
-        more_rows: for an undecided owner, rows in all with which the same gain would probably decide; None if there is
-            no realistic number.
+        more_rows: for an undecided owner, rows in all with which they decide with probability `LIKELY`; None if there
+            is no realistic number.
     """
 
     decision: Decision
@@ -118,6 +118,7 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
     known, errors_of_all = np.zeros(len(owners)), np.full(len(owners), UNKNOWN)
     known[told], errors_of_all[told] = gains, heavier
     all_of_them = share(known, errors_of_all, rows, worth)
+    expected = list(zip(all_of_them.mean.tolist(), all_of_them.deviation.tolist(), strict=True))
     sharing = len(told) >= SHARING
     half = stats.t.ppf(1 - ALPHA, freedom) * errors
     for i in range(len(owners)):
@@ -150,14 +151,18 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
         open_ = decision == "undecided"
         verdicts[i] = OwnerVerdict(
             decision, by, float(gains[j]), float(gains[j] - half[j]), float(gains[j] + half[j]), gain, more, inside,
-            _leaning(gain, more, inside) if open_ else "", _rows(used[j], float(errors[j]), worth) if open_ else None,
+            _leaning(gain, more, inside) if open_ else "",
+            _rows(used[j].rows, float(errors[j]), *expected[i], worth) if open_ else None,
         )  # fmt: skip
     return verdicts
 
 
 def worth_repeating(owners: Sequence[Evidence], verdicts: Sequence[OwnerVerdict], worth: float) -> bool:
-    """Whether another repeat may decide for an owner that is undecided: with standard errors times `NARROWER`."""
-    hoped = decide(owners, worth, errors_times=NARROWER)
+    """Whether another repeat may decide for an owner that is undecided. It narrows standard errors at most as if all
+    variance were that of pairs of rows, which repeats lower by little: see `evidence`."""
+    now = owners[0].pairs_count
+    then = replace(owners[0], repeats=owners[0].repeats + 1).pairs_count
+    hoped = decide(owners, worth, errors_times=math.sqrt(then / now) if now else 1.0)
     pairs = zip(verdicts, hoped, strict=True)
     return any(now.decision == "undecided" and then.decision != "undecided" for now, then in pairs)
 
@@ -170,9 +175,15 @@ def _leaning(gain: float, more: float, inside: float) -> str:
     return ""
 
 
-def _rows(one: Evidence, error: float, worth: float) -> int | None:
-    """Rows with which the estimated gain would be shown to be above 0 or below `worth`: the error falls with the root
-    of their number."""
-    distance = max(one.gain, worth - one.gain)
-    rows = math.ceil(one.rows * max(1.0, (2 * error / distance) ** 2))
-    return None if rows > MOST * one.rows else rows
+def _rows(rows: int, error: float, mean: float, deviation: float, worth: float) -> int | None:
+    """The least number of the owner's rows in all with which its own rows decide with probability `LIKELY`: its gain
+    has this mean and deviation, and the standard error falls with the root of the rows."""
+    from scipy import stats
+
+    least, gains = stats.norm.isf(ALPHA), mean + deviation * stats.norm.ppf((np.arange(NODES) + 0.5) / NODES)
+    for factor in np.geomspace(1, MOST, NODES):
+        then = error / math.sqrt(factor)
+        shown = stats.norm.cdf(gains / then - least) + stats.norm.cdf((worth - gains) / then - least)
+        if np.minimum(shown, 1.0).mean() >= LIKELY:
+            return math.ceil(rows * float(factor))
+    return None

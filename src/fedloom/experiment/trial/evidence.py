@@ -17,7 +17,8 @@ V is estimated from the variance B of a repeat's gain, which pairs raise by 2 V.
 meeting of rows in a fold, whose variance W over repeats of contributions counts twice what B has of it: with
 B = 2 V + M, W = V + 2 M. Both parts are known badly from few rows, so each is shrunk to the mean over owners, with the
 weight of `PRIOR` units (as G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004, does for
-variances of many small samples).
+variances of many small samples). Few owners and repeats tell V badly, too, so that its share of the rows' variance is
+shrunk to what is `USUAL`. Windows of time have no such part: of two rows only the earlier one trains for the other.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ from fedloom.experiment.trial.contributions import CLASS_SCORES, contributions
 
 PRIOR = 4.0
 """Units of other owners that count in an owner's variance."""
+USUAL, WEIGHT = 0.2, 10.0
+"""V as a share of the rows' variance, about its mean in simulated federations (`benchmarks.decisions`), and the repeats
+of an owner that this counts as."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +52,7 @@ class Evidence:
         pairs: V, what pairs of rows add to the contributions; nan with one repeat.
         folds: K.
         repeats: C.
+        in_time: whether folds are windows of time.
         rows: n.
         fewest: the number of units of the rarest class.
     """
@@ -63,8 +68,14 @@ class Evidence:
     pairs: float
     folds: int
     repeats: int
+    in_time: bool
     rows: int
     fewest: int
+
+    @property
+    def pairs_count(self) -> float:
+        """How often V is in the gain's variance beside that of rows: see the module."""
+        return 0.0 if self.in_time else self.folds - 1 + 1 / self.repeats
 
 
 def evidence(
@@ -99,7 +110,8 @@ def evidence(
             gains.append(other - one)
             of_repeats.append(u_other - u_one)
         scores.append((one, other))
-    if metric == "auc" and unit is not None and np.array_equal(unit, folds[0]):
+    in_time = unit is not None and np.array_equal(unit, folds[0])
+    if metric == "auc" and in_time:
         # A unit is all of a fold, as a window of time: its pairs count in the placements of both rows, so the sum over
         # the unit is twice what it moves the area by.
         of_repeats = [parts / 2 for parts in of_repeats]
@@ -120,6 +132,7 @@ def evidence(
         pairs=_pairs(metric, gains, [np.bincount(units, parts) for parts in of_repeats]),
         folds=len(np.unique(folds[0])),
         repeats=len(gains),
+        in_time=in_time,
         rows=len(y),
         fewest=fewest,
     )
@@ -172,13 +185,14 @@ def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]
         shrunk = (PRIOR * shared + one.freedom * one.variances) / (PRIOR + one.freedom) / one.units
         rows[i] = shrunk.sum()
         freedom[i] = rows[i] ** 2 / (np.square(shrunk) / (PRIOR + one.freedom)).sum()
-    repeats, folds = np.array([one.repeats for one in owners]), np.array([one.folds for one in owners])
-    pairs = np.array([one.pairs for one in owners])
-    known = np.isfinite(pairs)
-    ratio = max(0.0, pairs[known].sum() / rows[known].sum()) if known.any() else 0.0
-    seen = np.where(known, repeats - 1, 0)
-    shrunken = np.maximum((seen * np.where(known, pairs, 0.0) + PRIOR * ratio * rows) / (seen + PRIOR), 0.0)
-    return np.sqrt(rows + (folds - 1 + 1 / repeats) * shrunken), freedom
+    pairs, seen = np.array([one.pairs for one in owners]), np.array([one.repeats - 1 for one in owners])
+    pairs, seen = np.where(np.isfinite(pairs), pairs, 0.0), np.where(np.isfinite(pairs), seen, 0)
+    told = (seen * rows).sum() ** 2 / max((seen * np.square(rows)).sum(), 1e-300)  # repeats of owners of equal variance
+    ratio = max(
+        (WEIGHT * USUAL + told * (seen * pairs).sum() / max((seen * rows).sum(), 1e-300)) / (WEIGHT + told), 0.0
+    )
+    shrunken = np.maximum((seen * pairs + PRIOR * ratio * rows) / (seen + PRIOR), 0.0)
+    return np.sqrt(rows + np.array([one.pairs_count for one in owners]) * shrunken), freedom
 
 
 def _common(owners: Sequence[Evidence], stratum: int) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
@@ -13,6 +13,9 @@ from fedloom.experiment.trial.decide import FEWEST, Decision, OwnerVerdict
 from fedloom.experiment.trial.evidence import Evidence
 from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2"]
 METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2")
@@ -63,6 +66,9 @@ class TrialConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field, names in (("methods", self.methods), ("networks", self.networks), ("alone", self.alone)):
+            if isinstance(names, str):
+                raise ConfigError(f"{field} must be a list, such as [{names!r}], not {names!r}")
         unknown = next((name for name in self.alone or () if name not in BLACK_BOXES), "")
         for valid, text in (
             (self.repeats is None or self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}"),
@@ -94,6 +100,11 @@ def metric_for(config: TrialConfig, classes: int) -> MetricName:
 @dataclass(frozen=True)
 class OwnerCard:
     """The answer for one owner.
+
+    Example:
+        >>> card = told.owners["a"]
+        >>> card.decision in ("join", "alone", "same", "undecided", "too few"), card.rows
+        (True, 60)
 
     Attributes:
         decision: "join", "alone", "same", "undecided" or "too few".
@@ -148,7 +159,11 @@ def card_of(one: Evidence, verdict: OwnerVerdict, metric: str, **more: Any) -> O
 
 @dataclass(frozen=True, repr=False)
 class TrialResult:
-    """The result of a trial.
+    """The result of a trial. It prints a line for each owner, and is a card in a notebook.
+
+    Example:
+        >>> [*told.owners], told.metric, told.folds
+        (['a', 'b'], 'auc', 4)
 
     Attributes:
         owners: each owner's card.
@@ -235,6 +250,28 @@ class TrialResult:
         rows = [[name, HEADS[c.decision], c.rows, c.gain, c.low, c.high] for name, c in self.owners.items()]
         return latex_table(["Owner", "Decision", "Rows", f"Gain ({score_name(self.metric)})", "Low", "High"], rows)
 
+    def plot(self) -> "Figure":
+        """Each owner's gain with its 95 % interval, and the gains that are not worth it, as a matplotlib Figure.
+
+        Example:
+            >>> told.plot().get_axes()[0].get_xlabel()
+            'gain (AUC)'
+        """
+        from fedloom.core.pictures import BLUE, axes
+
+        known = {name: card for name, card in self.owners.items() if card.gain is not None}
+        figure, drawn = axes(len(known))
+        for row, card in enumerate(known.values()):
+            assert card.gain is not None
+            ends = None if card.low is None or card.high is None else [[card.gain - card.low], [card.high - card.gain]]
+            drawn.errorbar(card.gain, row, xerr=ends, marker="o", color=BLUE, capsize=4)
+        drawn.axvspan(-self.worth, self.worth, color="gray", alpha=0.2, linewidth=0)
+        drawn.axvline(0, color="gray", linewidth=0.8)
+        drawn.set_yticks(range(len(known)), [*known])
+        drawn.invert_yaxis()
+        drawn.set(xlabel=f"gain ({score_name(self.metric)})", title="Federated minus alone, with 95 % intervals")
+        return figure
+
     def _repr_html_(self) -> str:
         rows = [
             [
@@ -242,10 +279,12 @@ class TrialResult:
                 HEADS[c.decision],
                 f"{c.rows:,}",
                 *("–" if v is None else shown_gain(v, self.metric) for v in (c.gain, c.low, c.high)),
+                "–" if c.p_gain is None else probability(c.p_gain),
+                next_step(c, by_columns=self.by_columns),
             ]
             for name, c in self.owners.items()
         ]
-        columns = ["owner", "decision", "rows", f"gain ({score_name(self.metric)})", "low", "high"]
+        columns = ["owner", "decision", "rows", f"gain ({score_name(self.metric)})", "low", "high", "P(gain)", "next"]
         return html_card(repr(self).splitlines()[0], [], columns, rows)
 
     @property
@@ -304,17 +343,33 @@ def sentence(card: OwnerCard, metric: str) -> str:
         if card.low is None or card.high is None
         else (f" (95 % {shown_gain(card.low, metric)} to {shown_gain(card.high, metric)})")
     )
-    lower = " lower by" if metric in ("rmse", "mae") else ""
-    gain = f"{score_name(metric)}{lower} {shown_gain(card.gain, metric)}{interval}"
+    share = "gain in " if metric in ("rmse", "mae") else ""
+    gain = f"{share}{score_name(metric)} {shown_gain(card.gain, metric)}{interval}"
     assert card.p_worth is not None and card.p_same is not None
     if card.decision == "join":
-        return f"Join with {card.method}: {gain}, P(gain) {probability(card.p_gain)}{_by(card)}"
+        more = f": {told}" if (told := in_words(card.gain, metric)) else ""
+        return f"Join with {card.method}: {gain}, P(gain) {probability(card.p_gain)}{_by(card)}{more}"
     if card.decision == "alone":
         return f"Stay alone: {gain}, P(a gain that is worth it) {probability(card.p_worth)}{_by(card)}"
     if card.decision == "same":
         return f"No difference: {gain}, P(no difference) {probability(card.p_same)}{_by(card)}"
-    leaning = {"join": ", leaning to join", "alone": ", leaning to stay alone", "same": ", leaning to no difference"}
-    return f"Undecided{leaning.get(card.leaning, '')}: {gain}, P(gain) {probability(card.p_gain)}"
+    leaning, chance = {
+        "": ("", f"P(gain) {probability(card.p_gain)}"),
+        "join": (", leaning to join", f"P(gain) {probability(card.p_gain)}"),
+        "alone": (", leaning to stay alone", f"P(a gain that is worth it) {probability(card.p_worth)}"),
+        "same": (", leaning to no difference", f"P(no difference) {probability(card.p_same)}"),
+    }[card.leaning]
+    return f"Undecided{leaning}: {gain}, {chance}"
+
+
+def in_words(gain: float, metric: str) -> str:
+    """A gain without the name of a score, such as "of 1,000 rows, 12 more are predicted right"; "" without words."""
+    count = f"{round(1000 * abs(gain))} {'more' if gain > 0 else 'fewer'}"
+    return {
+        "auc": f"of 1,000 pairs of rows of two classes, {count} are ranked right",
+        "accuracy": f"of 1,000 rows, {count} are predicted right",
+        "balanced accuracy": f"of 1,000 rows with equally many of each class, {count} are predicted right",
+    }.get(metric, "")
 
 
 def _by(card: OwnerCard) -> str:
@@ -333,8 +388,10 @@ def next_step(card: OwnerCard, *, by_columns: bool = False) -> str:
         return "Train alone."
     if card.decision == "same":
         return "Do what is simpler; others may still gain from your rows."
-    if card.decision == "too few" or card.more_rows is None:
-        return "Collect more rows of each class, and try again."
+    if card.decision == "too few":
+        return f"Collect {'rows of another class' if card.fewest >= FEWEST else 'more rows'}, and try again."
+    if card.more_rows is None:
+        return "Decide by cost: not even 100 times these rows would surely tell."
     if card.more_rows < NEARLY * card.rows:
         return "These rows nearly decide: collect some more, and try again."
     digits = 10 ** max(0, len(str(card.more_rows)) - 2)

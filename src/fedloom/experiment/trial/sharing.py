@@ -26,13 +26,14 @@ class SharedGains:
     """Probabilities (N,) of each owner's true gain, given the rows of all owners.
 
     Attributes:
-        mean: the expected gain.
+        mean, deviation: the expected gain, and its standard deviation.
         above_zero: P(gain > 0).
         above_worth: P(gain > worth).
         within_worth: P(|gain| < worth).
     """
 
     mean: np.ndarray
+    deviation: np.ndarray
     above_zero: np.ndarray
     above_worth: np.ndarray
     within_worth: np.ndarray
@@ -63,7 +64,9 @@ def share(gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float)
         tails: np.ndarray = weight @ stats.norm.sf((value - means) / deviations)
         return tails
 
-    return SharedGains(weight @ means, above(0.0), above(worth), above(-worth) - above(worth))
+    mean = weight @ means
+    deviation = np.sqrt(weight @ (np.square(deviations) + np.square(means - mean)))
+    return SharedGains(mean, deviation, above(0.0), above(worth), above(-worth) - above(worth))
 
 
 def _fit(

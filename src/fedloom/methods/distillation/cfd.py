@@ -316,7 +316,7 @@ METHODS = (
         name="cfd",
         title="Distillation through the server's own model, with soft labels in few bits",
         paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated Distillation via "
-        "Soft-Label Quantization and Delta Coding",
+        "Soft-Label Quantization and Delta Coding, TNSE 2022",
         only_classes="it codes the probabilities of classes",
         local=EVERY_LOCAL,
         family="distillation",

@@ -258,7 +258,8 @@ METHODS = (
     Method(
         name="fccl",
         title="Cross-correlation with the mean logits; regularized by previous and pretrained model",
-        paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
+        paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning, "
+        "CVPR 2022",
         only_classes="it correlates the logits of classes",
         local=EVERY_LOCAL,
         family="distillation",

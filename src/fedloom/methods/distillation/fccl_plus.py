@@ -214,7 +214,7 @@ METHODS = (
         name="fccl-plus",
         title="FCCL with similarity of rows, and distillation on the classes that are not the label",
         paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated Cross-Correlation and Instance "
-        "Similarity Learning",
+        "Similarity Learning, TPAMI 2023",
         only_classes="it correlates the logits of classes",
         local=EVERY_LOCAL,
         family="distillation",

@@ -364,7 +364,7 @@ def round(
 FEDAL = Method(
     name="fedal",
     title="Distillation with an adversarial server and less-forgetting",
-    paper="P. Han, X. Shi, J. Huang: FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial Learning",
+    paper="P. Han et al.: FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial Learning, JSAC 2024",
     family="distillation",
     config=FedALConfig,
     round=round,
@@ -380,19 +380,19 @@ FEDAL = Method(
 
 METHODS = (
     FEDAL,
-    replace(
-        FEDAL, name="fedmd-lf", title="FedMD with less-forgetting: FedAL without its adversary", fixed={"adv": 0.0}
-    ),
+    replace(FEDAL, name="fedmd-lf", title="FedMD with less-forgetting, FedAL without adversary", fixed={"adv": 0.0}),
     replace(
         FEDAL,
         name="fedmd",
         title="Distillation towards the mean answer of the others (Li and Wang, 2019)",
+        paper="D. Li, J. Wang: FedMD: Heterogenous Federated Learning via Model Distillation, 2019",
         fixed={"adv": 0.0, "lf_local": 0.0, "lf_global": 0.0, "tau": 1},
     ),
     replace(
         FEDAL,
         name="local",
         title="Every client alone: the lower bound",
+        paper="",
         fixed={"kd": 0.0, "adv": 0.0, "lf_local": 0.0, "lf_global": 0.0},
         needs=(),
         min_clients=1,

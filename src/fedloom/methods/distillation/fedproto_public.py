@@ -171,8 +171,8 @@ METHODS = (
         name="fedproto-public",
         title="Distillation towards the mean features of the others on public data",
         paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022; "
-        "as P. Han, X. Shi, J. Huang adapt it in: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
-        "Adversarial Learning",
+        "as P. Han et al. adapt it in: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
+        "Adversarial Learning, JSAC 2024",
         only_classes="it compares prototypes of classes",
         local=EVERY_LOCAL,
         family="distillation",

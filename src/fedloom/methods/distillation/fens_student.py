@@ -185,7 +185,8 @@ METHODS = (
     Method(
         name="fens-student",
         title="FENS of answers: the server learns to combine them, and each client learns the result",
-        paper="of this library, after Y. Allouah et al.: Revisiting Ensembling in One-Shot Federated Learning, 2024",
+        paper="of this library, after Y. Allouah et al.: Revisiting Ensembling in One-Shot Federated Learning, "
+        "NeurIPS 2024",
         family="distillation",
         config=FensStudentConfig,
         round=round,

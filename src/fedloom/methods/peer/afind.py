@@ -192,7 +192,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig,
 AFIND_PLUS = Method(
     name="afind-plus",
     title="Peers select similar neighbours and weight their models by loss",
-    paper="L. Wang et al.: Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning",
+    paper="L. Wang et al.: Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning, 2024",
     family="peer",
     config=AfindConfig,
     round=round,

@@ -25,11 +25,11 @@ Differs:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.page import ClientContext, Federation, LearnedTable, Method, MethodError, Party, Shape
@@ -48,6 +48,12 @@ class FedCoxConfig(designs.LinearConfig):
     """The column with each row's time, until the event or the end of observation."""
     times: int = Field(200, ge=2, le=5000)
     """The most times of the grid. A round sends as many sums of squares of columns."""
+
+    @model_validator(mode="after")
+    def _check_owners(self) -> Self:
+        if self.owners == "random":
+            raise ValueError("owners = random is for least squares (fedglm): set owners to fixed or none")
+        return self
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """At most once for each bit of a time's key."""

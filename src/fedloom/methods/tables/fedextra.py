@@ -292,7 +292,8 @@ METHODS = (
     Method(
         name="fedextra",
         title="Boosted trees with random splits, one sum a round; with dp, differential privacy of rows",
-        paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al., CCS 2022",
+        paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al.: Federated Boosted Decision "
+        "Trees with Differential Privacy, CCS 2022",
         family="tables",
         only_classes="its leaves hold gradients of the logistic loss",
         no_local="trees have no optimizer and count each row once",

@@ -8,6 +8,8 @@ L. Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 2012.
     round     owners (Poisson): rows by the exponent of their largest part                              | sums alone
               owners: the log-likelihood, its gradient g and its negative Hessian H at the coefficients | sums alone
               server: the coefficients plus (H + l2 I)^-1 (g - l2 beta); half the way back if the likelihood fell
+    round     (owners = "random") owners: the sums of fedloom.methods.tables.mixed at a ratio of variances | sums alone
+              server: the coefficients, and the next ratio
     end       standard errors from the diagonal of (H + l2 I)^-1, for least squares times the residual variance; no
               more messages once a step is below 1e-9
 
@@ -26,16 +28,16 @@ Differs:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.page import EVERY_TASK, Federation, LearnedTable, Method, MethodError, Party, Shape
 from fedloom.methods.tables import design as designs
-from fedloom.methods.tables import inference, newton, own_models
+from fedloom.methods.tables import inference, mixed, newton, own_models
 from fedloom.methods.tables.steps import OwnModels, tensors
 
 SEPARATE = 1e-6
@@ -55,6 +57,12 @@ class FedGLMConfig(OwnModels, designs.LinearConfig):
     """Whether rows with a missing value are left out, or each column has an indicator of its missing values, which then
     count as the mean. Indicators that are never, or always, 1 are left out."""
 
+    @model_validator(mode="after")
+    def _check_random(self) -> Self:
+        if self.owners == "random" and (self.l1 or self.l2 or self.family == "poisson"):
+            raise ValueError("owners = random is least squares: leave l1 and l2 at 0, and family at auto or normal")
+        return self
+
 
 @final
 class FedGLMClient(Party[FedGLMConfig]):
@@ -63,8 +71,8 @@ class FedGLMClient(Party[FedGLMConfig]):
     ROLE = "client"
     STATE = ("design", "beta")
     EXPORT = ("design", "beta")
-    CALLS = ("exponents", "sums", "squares", "reach", "derivatives")
-    MEANS = ("exponents", "sums", "squares", "reach", "derivatives")
+    CALLS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
+    MEANS = ("exponents", "sums", "squares", "reach", "derivatives", "effects")
     exponents = designs.exponents
     sums = designs.sums
     squares = designs.squares
@@ -85,6 +93,11 @@ class FedGLMClient(Party[FedGLMConfig]):
         z, y = rows_of(self, design)
         return tensors(sums=newton.derivatives(family(self), z, y, beta.numpy(), bits))
 
+    def effects(self, *, design: Mapping[str, Any], beta: Tensor, ratio: float, bits: int) -> dict[str, Tensor]:
+        """The part of the sums at this ratio of the variances of owners and residuals: see `mixed.effects`."""
+        self.design, self.beta = {**design, "ratio": ratio}, beta
+        return tensors(sums=mixed.effects(*rows_of(self, design), ratio, bits))
+
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K), or standardized numbers (n, 1), of rows x (n, ...); a missing value counts as the column's
         mean. 0 before the first round."""
@@ -95,6 +108,8 @@ class FedGLMClient(Party[FedGLMConfig]):
         if family(self) == "classes":
             return own_models.mixed(self, torch.from_numpy(np.log(newton.probabilities(z, beta).T)).float(), x)
         eta = newton.predictor(z, beta[0])
+        if "ratio" in self.design:
+            eta = eta + mixed.effect(*rows_of(self, self.design), beta[0], self.design["ratio"])
         mean, scale = self.design["outcome"].tolist()
         assert self.context.target is not None
         found = self.context.target.standardized(mean + scale * eta if family(self) == "normal" else np.exp(eta))
@@ -120,6 +135,8 @@ class FedGLMServer(Party[FedGLMConfig]):
     def begin(self, design: dict[str, Any]) -> None:
         """Take the agreed columns, and coefficients 0; for Poisson the intercept is that of the mean."""
         mean = float(design["outcome"][0])
+        if self.cfg.owners == "random" and family(self) != "normal":
+            raise MethodError("params.owners random is for a number to predict: set it to fixed or none")
         if family(self) == "poisson" and (design["negative"] or mean <= 0):
             raise MethodError(
                 f"params.family poisson predicts counts, but {design['negative']} numbers to predict are below 0 and "
@@ -150,7 +167,7 @@ class FedGLMServer(Party[FedGLMConfig]):
         else:
             inverse = (newton.inverse if family(self) == "normal" else newton.bounded)(hessian)
             if inverse is None or (family(self) == "classes" and value > -SEPARATE * self.design["rows"]):
-                raise MethodError(newton.NOT_UNIQUE)
+                raise MethodError(newton.not_unique(hessian, designs.names(self, self.design)))
             covariance, step = inverse, inverse @ gradient
         self.done = bool(np.abs(step).max() < newton.SMALL_STEP)
         numbers = tensors(beta=self.beta.numpy(), covariance=covariance)
@@ -158,6 +175,20 @@ class FedGLMServer(Party[FedGLMConfig]):
         self.null = value if self.null is None else self.null
         if not self.done:
             self.beta = self.beta + torch.from_numpy(step.reshape(k, p))
+
+    def take_effects(self, sums: np.ndarray, ratio: float, bits: int) -> None:
+        """The coefficients at a ratio of variances, and the next ratio; the last one is sent twice, so that owners have
+        its coefficients."""
+        fit = mixed.opened(sums, self.beta.shape[1], self.design["rows"], bits)
+        if fit is None:
+            raise MethodError(newton.NOT_UNIQUE)
+        low, high = (self.accepted.get(end, start) for end, start in (("low", mixed.LEAST), ("high", mixed.MOST)))
+        following, low, high = mixed.following(fit, ratio, low, high)
+        self.done = bool(self.accepted.get("best", False))
+        self.beta = torch.from_numpy(fit.beta[None].copy())
+        numbers = tensors(beta=fit.beta[None], covariance=fit.covariance)
+        more = {"value": fit.value, "residual": fit.residual, "owners": fit.owners}
+        self.accepted = {**numbers, **more, "ratio": following, "low": low, "high": high, "best": following == ratio}
 
     def findings(self) -> Sequence[LearnedTable]:
         """Coefficients with standard errors, tests and intervals, for each class but the first; and the fit."""
@@ -182,6 +213,10 @@ class FedGLMServer(Party[FedGLMConfig]):
                     f"{rows} complete rows do not suffice for {beta.size} coefficients: leave columns out"
                 )
             beta = scale * beta + mean * np.eye(1, beta.size)
+            if self.cfg.owners == "random":
+                table = inference.coefficients(titles[0], names, beta[0], errors[0] * scale, level)
+                more = inference.of_effects(self.design, self.accepted)
+                return table, inference.fit(self.design, more, self.done)
             errors = errors * scale * np.sqrt(abs(2 * value) / left)
             table = inference.coefficients(titles[0], names, beta[0], errors[0], level, freedom=left)
             more = inference.of_numbers(rows, beta.size, -2 * value * scale**2, rows * scale**2)
@@ -239,6 +274,15 @@ def round(fed: Federation, server: FedGLMServer, clients: Sequence[int], cfg: Fe
             yield "round"
             return
         bits = found_bits
+    if cfg.owners == "random":
+        ratio = float(server.accepted.get("ratio", mixed.START))
+        expect = {"sums": Shape("int64", mixed.size(p))}
+        asked = {**shared, "ratio": ratio, "bits": bits}
+        found = fed.total(clients, "effects", shared=asked, expect=expect, min_replies=all_of_them)
+        if found is not None:
+            server.take_effects(found.value["sums"].numpy(), ratio, bits)
+        yield "round"
+        return
     expect = {"sums": Shape("int64", newton.size(p, k))}
     found = fed.total(clients, "derivatives", shared={**shared, "bits": bits}, expect=expect, min_replies=all_of_them)
     if found is not None:

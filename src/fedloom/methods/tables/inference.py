@@ -88,6 +88,22 @@ def of_classes(counts: np.ndarray) -> float:
     return float(some @ np.log(some / some.sum()))
 
 
+def of_effects(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The variances of owners' effects and of residuals, and the restricted log-likelihood, of the columns as they
+    are."""
+    scale, use = float(design["outcome"][1]), design["kept"].numpy()
+    ratio = float(accepted["ratio"])
+    residual, left = accepted["residual"] * scale**2, design["rows"] - 1 - int(use.sum())
+    value = accepted["value"] - left * np.log(scale) - np.log(design["scale"].numpy()[use]).sum()
+    return [
+        ("owners", float(accepted["owners"])),
+        ("variance of owners' effects", ratio * residual),
+        ("residual variance", residual),
+        ("share of owners in the variance", ratio / (1 + ratio)),
+        ("restricted log-likelihood", float(value)),
+    ]
+
+
 def of_numbers(rows: int, parameters: int, residual: float, total: float) -> list[tuple[str, float]]:
     """The fit of least squares, from the sum of squared residuals and that about the mean."""
     from scipy.stats import f as law

@@ -117,7 +117,8 @@ def fitted(party: InContext, kind: str) -> tuple[Any, np.ndarray]:
         varies = x.max(0) > x.min(0)
         if not varies.any() or (not number and len(np.unique(y)) < 2):
             return _Constant(y, number), varies
-        return MAKERS[kind](party.context.seed, number).fit(x[:, varies], y), varies
+        model = plain_models.with_few_bins(MAKERS[kind](party.context.seed, number), len(x))
+        return model.fit(x[:, varies], y), varies
 
     return kept(party.context, f"own {kind}", "", make)
 

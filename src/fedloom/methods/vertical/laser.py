@@ -192,7 +192,8 @@ METHODS = (
     Method(
         name="laser-vfl",
         title="LASER-VFL: any set of parties, in training and in prediction",
-        paper="P. Valdeira et al.: Vertical Federated Learning with Missing Features During Training and Inference",
+        paper="P. Valdeira et al.: Vertical Federated Learning with Missing Features During Training and Inference, "
+        "ICLR 2025",
         family="vertical",
         config=LaserConfig,
         round=round,

@@ -265,7 +265,8 @@ METHODS = (
     Method(
         name="proto-evfl",
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
-        paper="W. Guo et al.: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
+        paper="W. Guo et al.: Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely "
+        "Unaligned Data, 2025",
         only_classes="it compares prototypes of classes",
         local=EVERY_LOCAL,
         family="vertical",

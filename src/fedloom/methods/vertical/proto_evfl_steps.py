@@ -187,7 +187,7 @@ def optimal_plan(c: Tensor, p: Tensor) -> Tensor:
         import ot
     except ImportError:
         raise MethodError(
-            'params.transport="optimal" needs the package POT, which is not installed: pip install "fedloom[ot]"'
+            'params.transport="optimal" needs the package POT, which is not installed: pip install -e ".[ot]"'
         ) from None
     rows = torch.full((len(c),), 1 / len(c), dtype=torch.float64)
     target = p.double().cpu()

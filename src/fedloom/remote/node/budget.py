@@ -1,7 +1,8 @@
 """What a node has let out about each cohort of people: one record for all runs, callers and methods, on disk.
 
-A number in it grows with each change. A second file elsewhere, the anchor, has the highest number and is written first:
-a record that is older than the anchor was restored from a copy, and allows nothing until the owner accepts that.
+A number in it grows with each change. A second file elsewhere, the anchor, has the highest number and is written before
+the record: one that is older than the anchor was restored from a copy, and allows nothing until the owner accepts that.
+The new record is on disk as a draft before the anchor is written: a node that is killed in between continues with it.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from fedloom.core.paths import write_atomically
 from fedloom.protect.accountant import Releases
 
 FILE: Final = "budget.json"
+NEXT: Final = "budget.next.json"
+"""The draft of the next record, until the anchor has its number."""
 OLDER: Final = ("privacy.json", "looks.json")
 """The records of earlier versions of fedloom."""
 
@@ -62,6 +65,7 @@ class _Record(BaseModel):
 
     number: int = Field(ge=0)
     cohorts: dict[str, Spent]
+    anchored: bool = False  # whether an anchor has its number
 
 
 class Budget:
@@ -114,7 +118,8 @@ class Budget:
         Returns:
             The missing changes.
         """
-        record, newest = self._load(), self._newest()
+        record = self._load()
+        newest = record.number if self._anchor_is_missing(record) else self._newest()
         charge(record.cohorts)
         missing, record.number = max(newest - record.number, 0), max(newest, record.number)
         self._write(record)
@@ -124,19 +129,30 @@ class Budget:
         if not self._path.exists() and any((self._folder / name).exists() for name in OLDER):
             raise PrivacyBudgetSpent(_accept("this node's budgets are those of an earlier version"))
         record = self._load()
-        if record.number < self._newest():
-            raise PrivacyBudgetSpent(_accept("this node's record of its budgets is older than its anchor"))
+        if self._anchor_is_missing(record):
+            raise PrivacyBudgetSpent(
+                "this node's anchor is missing: its owner must restore that file, or run fedloom node --accept-restored"
+            )
+        if record.number < (newest := self._newest()):
+            record = self._load(NEXT)
+            if record.number != newest:
+                raise PrivacyBudgetSpent(_accept("this node's record of its budgets is older than its anchor"))
         return record
 
-    def _load(self) -> _Record:
-        if not self._path.exists():
+    def _load(self, name: str = FILE) -> _Record:
+        path = self._folder / name
+        if not path.exists():
             return _Record(number=0, cohorts={})
         try:
-            return _Record.model_validate_json(self._path.read_bytes(), strict=True)
+            return _Record.model_validate_json(path.read_bytes(), strict=True)
         except (OSError, ValidationError):
             raise PrivacyBudgetSpent(
-                f"this node's record of its privacy budget cannot be read: its owner must restore {FILE}"
+                f"this node's record of its privacy budget cannot be read: its owner must restore {name}"
             ) from None
+
+    def _anchor_is_missing(self, record: _Record) -> bool:
+        """Whether there was an anchor. A node's first anchor has no file yet."""
+        return self._anchor is not None and record.anchored and not self._anchor.exists()
 
     def _newest(self) -> int:
         if self._anchor is None or not self._anchor.exists():
@@ -147,10 +163,13 @@ class Budget:
             raise PrivacyBudgetSpent("this node's anchor cannot be read: its owner must restore it") from None
 
     def _write(self, record: _Record) -> None:
-        record.number += 1
+        record.number, record.anchored = record.number + 1, self._anchor is not None
+        text = record.model_dump_json(indent=1).encode()
         if self._anchor is not None:
+            write_atomically(self._folder / NEXT, text)
             write_atomically(self._anchor, str(record.number).encode())
-        write_atomically(self._path, record.model_dump_json(indent=1).encode())
+        write_atomically(self._path, text)
+        (self._folder / NEXT).unlink(missing_ok=True)
 
     def _identities(self, file: Path) -> list[str]:
         """Device and inode, and the SHA-256 of a file; for a folder its place alone."""

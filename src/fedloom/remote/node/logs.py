@@ -6,6 +6,8 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
+from fedloom.core.log_lines import TextFormatter
+
 
 class JSONFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, and any traceback."""
@@ -21,19 +23,6 @@ class JSONFormatter(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
-
-
-class TextFormatter(logging.Formatter):
-    """Lines that begin with the time, or as `form` says. Further lines of a message are indented and control characters
-    replaced, so that nothing that a caller sent can imitate a log line or control a terminal."""
-
-    def __init__(self, form: str = "%(asctime)s %(levelname)s %(name)s: %(message)s") -> None:
-        super().__init__(form)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, or several."""
-        lines = super().format(record).splitlines()
-        return "\n    ".join("".join(c if c.isprintable() else "�" for c in line) for line in lines)
 
 
 def begin(how: str, out: TextIO | None = None) -> None:

@@ -2,7 +2,8 @@
 
 A coordinator chooses the model that is scored, so exact counts of right answers would reveal rows one by one. Counts
 and losses therefore get noise, keyed by the node's secret and by what was asked: a repeated look tells nothing new. A
-budget for each file, kept on disk, bounds the number of looks of all runs and callers together.
+budget for each file, kept on disk, bounds the number of looks of all runs and callers together. That bounds what is
+told about test rows. A model that the node trained itself depends on its training rows, and its score does, too.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.rpc_errors import refused
 
 SCALE: Final = 2.0
-"""Scale of the noise, in rows: of two files that differ in one row, no count is e^(1 / SCALE) times likelier."""
+"""Scale of the noise, in rows: of two files that differ in one test row, no count is e^(1 / SCALE) times likelier."""
 
 
 def look(budget: Budget, cohort: str, file: Path, limit: int) -> None:
@@ -46,7 +47,8 @@ def split_seed(secret: int, file: Path) -> int:
 
 
 def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], state: Mapping[str, Tree]) -> Tree:
-    """Add noise to a score's number of correct predictions and to its loss, and round its other values.
+    """Add noise to a score's number of correct predictions, to its loss and to the chance level, and round them. The
+    chance level always has the same noise, as no model changes it.
 
     Args:
         score: of `fedloom.core.evaluation.score`.
@@ -58,25 +60,28 @@ def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], st
     key = _keyed(secret, message.digest(dict(asked)).encode(), message.digest(dict(state)).encode())
     if "squared" in score:
         return _blurred_number(score, rows, key)
+    exact = float(score["chance"])
+    chance = exact + _laplace(_keyed(secret, b"chance", f"{rows} {exact!r}".encode())[:8]) / rows
     right = round(float(score["accuracy"]) * rows) + _laplace(key[:8])
     loss = float(score["loss"]) + MAX_LOSS / rows * _laplace(key[8:16])
     return {
         "accuracy": torch.tensor(min(max(round(right), 0), rows) / rows),
         "loss": torch.tensor(min(max(round(loss, 1), 0.0), MAX_LOSS)),
-        "chance": torch.tensor(round(float(score["chance"]), 1)),
+        "chance": torch.tensor(min(max(round(chance, 1), 0.0), 1.0)),
         "rows": rows,
     }
 
 
 def _blurred_number(score: Mapping[str, Any], rows: int, key: bytes) -> Tree:
-    """As `blurred`, for a number: noise on the mean squared and the mean absolute error, of which a row moves the first
-    by `MAX_ERROR` / rows."""
+    """As `blurred`, for a number: noise on means of squared and absolute errors, of which a row moves the former by
+    `MAX_ERROR` / rows. The chance level is that of the agreed s.d.: one row could move that of own rows by any amount.
+    """
     squared = float(score["squared"]) + MAX_ERROR / rows * _laplace(key[:8])
     absolute = float(score["absolute"]) + MAX_ERROR**0.5 / rows * _laplace(key[8:16])
     found = {"squared": (squared, MAX_ERROR), "absolute": (absolute, MAX_ERROR**0.5)}
     return {
         **{name: torch.tensor(min(max(round(value, 1), 0.0), most)) for name, (value, most) in found.items()},
-        "chance": torch.tensor(round(float(score["chance"]), 1)),
+        "chance": torch.tensor(1.0),
         "rows": rows,
     }
 

@@ -1,16 +1,18 @@
 """A node's part in secure sums: its keys, checks and masks. See `fedloom.protect.masks` for the protocol."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from fedloom.core import fixed_point, message
-from fedloom.core.engine import Failure, reply_problem
+from fedloom.core.engine import NOT_FINITE, NOT_READY, WRONG_SHAPE, Failure, reply_problem
 from fedloom.core.errors import MessageError
-from fedloom.core.message import Tree
+from fedloom.core.message import Template, Tree
 from fedloom.core.templates import unspell
 from fedloom.protect.masks import Keys, SumMember, question
 from fedloom.remote import payload
@@ -30,6 +32,10 @@ REQUEST: Final = {
 }  # fmt: skip
 MASK: Final = {"sum": str, "weight": str}
 """The fields of a call whose reply is masked: the sum, and the name of the weight, or ""."""
+
+_NO_ROWS: Final = (NOT_FINITE, NOT_READY, WRONG_SHAPE)
+"""Failures that depend on arguments, on the order of calls, or on settings, and on no row."""
+_log = logging.getLogger("fedloom.node")
 
 
 @dataclass
@@ -150,6 +156,8 @@ class SumKeeper:
         colluders: of the run: see `threshold`.
         least: the fewest nodes of a sum that the run's method needs.
         past: the hash of what this node was asked before the sum of a round and call: see `CallRecord.past`.
+        always: whether a reply that cannot be added counts as nothing: that there is none would be a message of this
+            node alone.
     """
 
     def __init__(
@@ -163,12 +171,14 @@ class SumKeeper:
         colluders: int = 0,
         least: int = 0,
         past: Callable[[int, int], str] = lambda round, call: "",
+        always: bool = False,
     ) -> None:
         self._own, self._credentials, self._context, self._record = config.name, credentials, context, record
         self._participants, self._colluders = participants, colluders
         self._least, self._past = max(config.min_sum, least), past
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
         self._sums: dict[str, _Sum] = {}
+        self._always, self._most_bytes = always, config.max_message_mb << 20
 
     def step(self, request: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
         """The reply to a step of a sum that is not the masked vector itself.
@@ -222,20 +232,21 @@ class SumKeeper:
             shared: its arguments.
 
         Raises:
-            MessageError: the sum's steps before are missing.
+            MessageError: the sum's steps before are missing, or the template has no size.
             CallRefused: these arguments were answered in a sum of other nodes.
         """
         now, weight = self._sum(request["mask"]["sum"]), request["mask"]["weight"] or None
         if (request["round"], request["method"]) != (now.round, now.method):
             raise refused("this sum began for another call")
         expect, names = unspell(request["expect"]), now.member.names
-        if (failure := reply_problem(reply, expect)) is not None:
-            return failure
-        assert not isinstance(reply, Failure)
-        try:
-            x = fixed_point.encoded(reply, weight, len(now.certificates))
-        except (MessageError, KeyError, TypeError) as error:
-            return Failure("not a message", str(error))
+        if 8 * (d := fixed_point.size(expect, weight)) > self._most_bytes:
+            raise MessageError(f"a sum of {d} numbers is longer than a message")
+        x = _encoded(reply, expect, weight, len(now.certificates))
+        if isinstance(x, Failure):
+            if not self._always or x.reason in _NO_ROWS:
+                return x
+            _log.error("a reply to %s counts as nothing in its sum: %s\n%s", now.method, x.reason, x.trace)
+            x = np.zeros(d, np.uint64)
         asked = question(
             request["round"], request["method"], weight or "", request["expect"], names, shared,
             self._past(request["round"], request["call"]),
@@ -273,3 +284,13 @@ class SumKeeper:
 
     def _sign(self, text: bytes) -> bytes:
         return b"" if self._credentials is None else self._credentials.sign(text)
+
+
+def _encoded(reply: Tree | Failure, expect: Template, weight: str | None, parties: int) -> np.ndarray | Failure:
+    """The integers of a reply, or why there are none."""
+    if (failure := reply_problem(reply, expect)) is not None:
+        return failure
+    try:
+        return fixed_point.encoded(reply, weight, parties)
+    except (MessageError, KeyError, TypeError) as error:
+        return Failure("not a message", str(error))

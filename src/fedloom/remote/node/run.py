@@ -98,6 +98,12 @@ class NodeRun:
         """The node's party."""
         return self.place.party
 
+    @property
+    def summed(self) -> bool:
+        """Whether sums, and no noise, hide messages about this node's own rows: whatever else leaves it may then not
+        depend on them. With noise, failures depend on arguments alone."""
+        return self.place.counts is not None and self.party.context.aggregator.secure and not self.covered
+
     def leave(self, call: int, data: bytes) -> str:
         """Keep a reply for peers, and return its key."""
         key = secrets.token_hex(16)

@@ -9,9 +9,9 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
 import torch
@@ -98,7 +98,7 @@ class NodeService:
         self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
         self._clock: Callable[[], float] = monotonic
-        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self._sleep: Callable[[float], None] = sleep
         self._queued = 0
         self._planned: dict[str, tuple[str, ...]] = {}  # of the newest text that was shown
         self._limit: TimeLimit | None = None
@@ -321,7 +321,7 @@ class NodeService:
                 self.config, self.credentials, members, f"{run}/{facts['start']}/{agreed}", self._sums,
                 Participants(store.folder, quarantine), place.party.context.aggregator.colluders,
                 place.party.cfg.least_in_sum(place.party.context),
-                (lambda round, call: "") if place.counts is None else node_run.calls.past,
+                (lambda round, call: "") if place.counts is None else node_run.calls.past, node_run.summed,
             )  # fmt: skip
             return node_run
 
@@ -505,13 +505,15 @@ class NodeService:
         request, rest = await aside(len(body), lambda: payload.unpack(body, _DO))
         node_run = await self._node_run(caller, request)
         self._check_call(node_run, request)
+        return await self._answer_call(caller, node_run, request, rest, body, begun)
+
+    def _hold(self, node_run: NodeRun, begun: float) -> None:
+        """Keep the worker until the work since `begun` took a multiple of the owner's `reply_every`. In the worker: of
+        a call that waits behind this one the reply would tell when the work ended."""
         every = None if node_run.scored is None or not node_run.covered else node_run.scored.data.reply_every
-        try:
-            return await self._answer_call(caller, node_run, request, rest, body, begun)
-        finally:  # a failure, too, would tell by its time
-            if every is not None:
-                elapsed = self._clock() - begun
-                await self._sleep(math.ceil(elapsed / every) * every - elapsed)
+        if every is not None:
+            elapsed = self._clock() - begun
+            self._sleep(math.ceil(elapsed / every) * every - elapsed)
 
     async def _answer_call(
         self,
@@ -539,8 +541,11 @@ class NodeService:
                     most_seconds = self.config.max_call_seconds
                     if not node_run.covered:  # or the caller's deadline could tell how long the rows took
                         most_seconds = min(end - self._clock(), most_seconds)
-                    self._limit, self._working = TimeLimit(most_seconds), node_run
-                    return work(node_run, request, rest, fetched, missing, self._limit, most)
+                    self._limit, self._working, at = TimeLimit(most_seconds), node_run, self._clock()
+                    try:
+                        return work(node_run, request, rest, fetched, missing, self._limit, most)
+                    finally:  # a failure, too, would tell by its time
+                        self._hold(node_run, at)
 
                 reply = await self._work(turn, node_run)
             hashes = await aside(len(body) + len(reply), lambda: (digest(body), digest(reply)))

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
 from fedloom.core.method import Method, MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import Party, answers_nothing
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import sizes
 from fedloom.remote.node.config import NodeConfig
@@ -22,7 +22,7 @@ from fedloom.remote.node.config import NodeConfig
 WEAKNESSES: Final = {
     "W1": "the coordinator sees each message of this node; a message may reveal rows",
     "W2": "a coordinator that sends a crafted model can read rows from a secure sum, without their owner",
-    "W3": "a peer gets this node's model, or a gradient at a point that it chooses; both may reveal rows",
+    "W3": "other nodes get this node's messages, or a gradient at a point that they choose; both may reveal rows",
     "W4": "messages for each aligned row reveal that row's columns to the coordinator",
     "W5": "the coordinator learns of each of its ids whether it is here",
     "W6": "the time that a call takes is not covered by ε",
@@ -30,8 +30,11 @@ WEAKNESSES: Final = {
 }
 """By number, as in docs/results/leaks.md."""
 _BY_CLASS: Final = (
-    "fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedglm", "exchange",
+    "fedproto", "fedpcl", "fd", "fedboost", "fedboost-mix", "fedforest", "fedforest-mix", "fedextra", "fedglm",
+    "fedcox", "stats", "exchange",
 )  # fmt: skip
+_PASSED_ON: Final = ("fens", "exchange", "fedpcl", "fedhssl")
+"""Methods whose server sends each client's message to the others."""
 
 
 def terms(run: RunConfig, method: Method, cfg: Any, rounds: int) -> str:
@@ -53,7 +56,7 @@ def own_epsilon(party: Party[MethodConfig], rounds: int) -> list[str]:
     """A line for each guarantee that this node's noise gives: the most that a run of so many rounds spends."""
     return [
         f"This run's own ε: at most {_up(one.epsilon(one.planned(party, rounds)))} at δ = {one.delta:g} for "
-        f"{one.message}, with {len(party.data):,} training rows. All else is sent without noise, as numbers of rows."
+        f"{one.message}, with {len(party.data):,} training rows. All else, such as numbers of rows, has no noise."
         for one in party.cfg.guarantees
         if not one.by_server and one.planned is not None
     ]
@@ -76,8 +79,10 @@ def summary(
         f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
         f"What is sent: {config.outgoing}; {epsilon}.",
         *own,
-        f"Scores of models: {looks}. Notes: {'yes' if config.notes else 'no'}.",
+        f"Scores of models: {looks}. Notes: {'yes' if config.notes and not run.aggregate.secure else 'no'}.",
     ]
+    if run.columns.private:  # unless node.toml names it, the coordinator does
+        lines.append(f"Ids are in the column {data.id or run.columns.id!a}.")
     if run.aggregate.secure:
         lines.append(f"Sums are of at least {config.min_sum} of {', '.join(sorted({config.name, *config.peers}))}.")
     if method.client.TO_PEERS:
@@ -92,11 +97,11 @@ def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
     found = {
         "W1": bool(single) and not cfg.promises,
         "W2": secure and not cfg.promises,
-        "W3": bool(client.TO_PEERS),
+        "W3": bool(client.TO_PEERS) or method.name in _PASSED_ON,
         "W4": method.setting == "vertical",
         "W5": run.columns.private,
         "W6": cfg.promises,
-        "W7": method.name in _BY_CLASS,
+        "W7": method.name in _BY_CLASS and not cfg.promises,
     }
     return [number for number, there in found.items() if there]
 
@@ -117,7 +122,8 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
     replies = {"the coordinator": _replies(method, client.CALLS), "peers": _replies(method, client.TO_PEERS)}
     for receiver, sent in replies.items():
         each = " for each peer" if receiver == "peers" else ""
-        yield f"Sent to {receiver} in a round: {'' if sent else 'nothing.'}".rstrip()
+        on = ", which passes it on to the other nodes," if receiver != "peers" and method.name in _PASSED_ON else ""
+        yield f"Sent to {receiver}{on} in a round: {'' if sent else 'nothing.'}".rstrip()
         for name in sent:
             how = " Only as part of a secure sum." if secure and name in client.MEANS else ""
             yield f"  {name}, {_times(cfg, run, name, rounds)}{each}: {_first_line(method, name)}{how}"
@@ -133,10 +139,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
 
 def _replies(method: Method, names: tuple[str, ...]) -> list[str]:
     """The party's methods whose replies have content."""
-    return [name for name in names if inspect.signature(getattr(method.client, name)).return_annotation not in _NOTHING]
-
-
-_NOTHING: Final = (None, "None")
+    return [name for name in names if not answers_nothing(method.client, name)]
 
 
 def _first_line(method: Method, name: str) -> str:

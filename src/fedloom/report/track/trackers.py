@@ -176,7 +176,7 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
             raise ConfigError(f"unknown tracker {name!r}.{hint} Valid names are {', '.join(TRACKERS)}.")
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # without an origin: a data folder that wandb itself created
-            raise ConfigError(f"{name} is not installed. Install its extra: pip install 'fedloom[{name}]'")
+            raise ConfigError(f"{name} is not installed. Install its extra: pip install -e '.[{name}]'")
     return tuple(dict.fromkeys(names))
 
 

@@ -17,12 +17,14 @@ from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.core.task import Number
 from fedloom.data.encoder import TableEncoder
-from fedloom.data.options import GUESS
+from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.party_files import PartyFile
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
+from fedloom.data.sources import is_path
 from fedloom.data.stats import describe_parties
 from fedloom.data.vertical import PartyView, VerticalDataset, scale_of
+from fedloom.experiment.config.data import DataConfig
 from fedloom.experiment.config.pretrained import PretrainedConfig
 from fedloom.experiment.config.run import RunConfig, refuse_task
 from fedloom.experiment.config.sections import SPLIT_SETTINGS, ColumnsConfig
@@ -42,7 +44,14 @@ class Vertical:
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings of the horizontal setting."""
-        for setting, given in (("server_rows", run.data.server_rows), ("unseen", run.data.unseen)):
+        own_file = (
+            "natural" if run.data.group else "iid" if is_path(run.data.name) else ""
+        )  # by itself: see `DataConfig`
+        partitioned = run.data.partition not in (DataConfig().partition, own_file)
+        for setting, given in (
+            *(("server_rows", run.data.server_rows), ("unseen", run.data.unseen)),
+            *(("partition", partitioned), ("options", run.data.options)),
+        ):
             if given:
                 raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
         if run.pretrained != PretrainedConfig():
@@ -173,7 +182,7 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     held = (
         PartyFile.passive(files.rows, id, label, options)
         if party
-        else PartyFile.active(files.rows, id, label, run.data.columns)
+        else PartyFile.active(files.rows, id, label, _of_active(run.data.columns.of_file(files.rows.name), options))
     )
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
@@ -201,6 +210,12 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         label=label,
     )
     return data, _Columns("table", run.data.clients, aligned, truth[0] if truth else None, {party: view})
+
+
+def _of_active(run: DataOptions, own: DataOptions) -> DataOptions:
+    """The run's settings of the active party's file, whose cells are read as its owner says, if the owner does."""
+    said = {name: getattr(own, name) for name in ("missing_words", "decimal")}
+    return replace(run, **{name: value for name, value in said.items() if value != getattr(GUESS, name)})
 
 
 def _scale(run: RunConfig, truth: tuple[np.ndarray, ...]) -> tuple[float, float]:
