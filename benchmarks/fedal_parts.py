@@ -98,7 +98,7 @@ def descend(net: Any, x: Tensor, gradient: Tensor) -> None:
     """A step by the gradient itself in place of that of its product with the outputs, whose first use loads SymPy."""
     outputs, net._sent = net._pass(x)[1], None
     grads = torch.autograd.grad(outputs, list(net.parameters.values()), gradient)
-    net.optimizer.move(net.flat, torch.cat([g.flatten() for g in grads]), net.slots)
+    net.optimizer.move(net.flat, torch.cat([g.flatten() for g in grads]), net.slots, *net.optimizer.tick(net.slots))
 
 
 fused: dict[int, Fused] = {}
