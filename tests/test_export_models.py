@@ -155,6 +155,31 @@ def test_every_family_comes_back(method: str, settings: dict[str, Any], shared: 
     np.testing.assert_allclose(plain, load_model(folder, trust=[NETWORK]).predict(tmp_path / "new.csv"), atol=2e-6)
 
 
+@pytest.mark.parametrize("params", [{}, {"owners": "fixed"}, {"owners": "random"}, {"family": "poisson"}, {"l2": 1.0}])
+def test_linear_models_have_folders(params: dict[str, Any], tmp_path: Path) -> None:
+    """With gaps and words; `export` compares each folder with the run."""
+    rng = np.random.default_rng(0)
+    age, ward = rng.normal(50, 9, 120).round(1), rng.choice(["x", "y", ""], 120)
+    y = (
+        rng.poisson(np.exp(age / 40))
+        if "family" in params
+        else (age / 9 + (ward == "y") + rng.normal(size=120)).round(2)
+    )
+    words = np.where(y > np.median(y), "high", "low") if "l2" in params else y
+    cells = zip(np.where(rng.random(120) < 0.1, "", age.astype(str)), ward, "ABC" * 40, words, strict=True)
+    (tmp_path / "t.csv").write_text("\n".join(["age,ward,site,y", *(",".join(map(str, row)) for row in cells), ""]))
+    task = "classes" if "l2" in params else "number"
+    data = {"name": str(tmp_path / "t.csv"), "label": "y", "group": "site", "missing": "median", "task": task}
+    trained(tmp_path / "run", "fedglm", data=data, params=params, rounds=20)
+    done = export(tmp_path / "run")
+    assert done.tried > 0 and (done.folder / "server").exists() == ("owners" not in params)
+    (tmp_path / "new.csv").write_text("age,ward\n40,y\n,\n50,new\n")
+    found = load_model(done.folder / "A", trust=[NETWORK]).predict(tmp_path / "new.csv")
+    _, *lines = predict(done.folder / "A", tmp_path / "new.csv").splitlines()
+    plain = np.array([[float(word) for word in line.split(",")[-found.shape[1] :]] for line in lines])
+    np.testing.assert_allclose(plain, found, atol=1e-5)
+
+
 def test_images(tmp_path: Path) -> None:
     from PIL import Image
 

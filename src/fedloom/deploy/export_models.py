@@ -24,6 +24,7 @@ from fedloom.deploy.models import NETWORK, ModelInputs, NumberInfo, load_model, 
 from fedloom.deploy.source import source, state_of, traced
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.trained import TrainedModels
+from fedloom.methods.tables.fedglm import FedGLMClient
 
 SERVER = "server"
 """The folder of the model that all clients share."""
@@ -72,7 +73,7 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
         if getattr(party.cfg, "own", ()):
             found.skipped[name] = "it mixes models of the owner's own rows (params.own), which have no folder"
             continue
-        if plan.contexts[i].network is None and tables.has_trees(party):
+        if plan.contexts[i].network is None and (tables.has_trees(party) or tables.is_linear(party)):
             tried = max(tried, _write_trees(plan, data, name, party, done, staging))
             found.names.append(name)
             found.networks[name] = plan.architectures[i]
@@ -87,7 +88,7 @@ def write_models(plan: RunPlan, states: Mapping[str, Any], done: int, staging: P
         found.networks[name] = plan.architectures[i]
         shared.add(party, broadcast)
     if found.names and first is None and not tables.is_joint(trained.party(plan.training[0])):
-        found.skipped[SERVER] = "each owner predicts by trees of its own besides; take an owner's folder"
+        found.skipped[SERVER] = "each owner predicts by trees or an effect of its own besides; take an owner's folder"
     elif found.names and first is None:  # all owners have the same trees
         _write_trees(plan, data, SERVER, trained.party(plan.training[0]), done, staging)
         found.names.append(SERVER)
@@ -177,10 +178,13 @@ def _write(
 
 
 def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[object], done: int, staging: Path) -> int:
-    """As `_write`, for a party whose model are trees."""
+    """As `_write`, for a party whose model are trees, or linear."""
     rows = party.context.tests.get("test") or party.context.tests["own"]
     x = rows.x(torch.arange(min(ROWS, len(rows))))
-    source, state = tables.tree_network(data, party)
+    if isinstance(party, FedGLMClient):
+        source, state = tables.linear_network(data, party)
+    else:
+        source, state = tables.tree_network(data, party)
     values = {
         "fedloom": __version__, "owner": name, "method": plan.method.name, "eval_mode": "", "round": done,
         "classes": plan.data.classes, **_number(plan), "model": None, "norm": None, "inputs": tables.inputs_of(data),

@@ -16,10 +16,12 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import OneHot, TableEncoder, used_of
 from fedloom.data.tables import MISSING
 from fedloom.deploy.models import ModelInputs
-from fedloom.methods.tables import steps
+from fedloom.methods.tables import mixed, steps
+from fedloom.methods.tables.design import indicators
 from fedloom.methods.tables.fedboost import own_trees
 from fedloom.methods.tables.fedforest import FLOOR as FOREST_FLOOR
 from fedloom.methods.tables.fedforest import FedForestClient, own_forest
+from fedloom.methods.tables.fedglm import FedGLMClient, family, rows_of
 from fedloom.trees.model import Trees, joined
 
 # `TreeNetwork` is written into folders as `Network`, with values of these names before it.
@@ -113,14 +115,56 @@ class TreeNetwork(nn.Module):
         return torch.cat([torch.zeros_like(s), s], 1) if OUTPUTS == 1 else s
 
 
+FAMILY = ""
+"""Of a linear model: "classes", "normal" or "poisson"."""
+STANDARD = (0.0, 1.0)
+"""Mean and s.d. of a number to predict."""
+
+
+class LinearNetwork(nn.Module):
+    """A linear model: logits (n, K), or a standardized number (n, 1), of rows (n, F). A missing value counts as its
+    column's mean."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    fill: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, (dtype, shape) in BUFFERS.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=getattr(torch, dtype)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (n, K), or a number (n, 1)."""
+        parts, at = [], 0
+        for width, _, words, missing in COLUMNS:
+            part, fill = x[:, at : at + width].double(), self.fill[at : at + width]
+            gap = part.isnan()
+            if words:
+                gap = ((part.sum(1) == 0) | (part.argmax(1) == missing))[:, None]
+            parts.append(torch.where(gap, fill, part))
+            at += width
+        eta = torch.cat(parts, 1) @ self.weight.T + self.bias
+        if FAMILY == "classes":
+            return torch.cat([torch.zeros_like(eta[:, :1]), eta], 1).log_softmax(1).float()
+        found = eta.exp() if FAMILY == "poisson" else eta
+        return ((found - STANDARD[0]) / STANDARD[1]).float()
+
+
+def is_linear(party: Party[object]) -> bool:
+    """Whether a party's model is linear in the columns of its rows, and has coefficients."""
+    return isinstance(party, FedGLMClient) and party.cfg.missing == "leave out" and bool(party.design)
+
+
 def has_trees(party: Party[object]) -> bool:
     """Whether a party's model are trees."""
     return "trees" in party.STATE
 
 
 def is_joint(party: Party[object]) -> bool:
-    """Whether a party's trees are the same at all owners."""
-    return not any(getattr(party.cfg, name, 0) for name in ("mix", "owner_column", "own_trees"))
+    """Whether a party's trees, or linear model, are the same at all owners."""
+    own = any(getattr(party.cfg, name, 0) for name in ("mix", "owner_column", "own_trees"))
+    return not own and getattr(party.cfg, "owners", "none") == "none"
 
 
 def own_of(party: Any) -> Trees | None:
@@ -167,6 +211,52 @@ def encoded(data: Dataset, x: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def _raw_columns(data: Dataset) -> list[tuple[int, int, bool, int]]:
+    """See `COLUMNS`."""
+    rules = TableEncoder.from_dict(data.recipe).columns if data.recipe else ()
+    return [
+        (len(rule.names), 1, True, rule.words.index(MISSING) if MISSING in rule.words else -1)
+        if isinstance(rule, OneHot)
+        else (len(rule.names), used_of(rule), False, -1)
+        for rule in rules
+    ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
+
+
+def linear_network(data: Dataset, party: FedGLMClient) -> tuple[str, dict[str, Tensor]]:
+    """As `tree_network`, for a party whose model is linear, with the owner's own effect, if it has one."""
+    design, beta, target = party.design, party.beta.numpy(), party.context.target
+    kept, mean, scale = (design[name].numpy() for name in ("kept", "mean", "scale"))
+    weight = np.zeros((len(beta), len(kept)))
+    weight[:, kept] = beta[:, 1:] / scale[kept]
+    bias = beta[:, 0] - weight @ mean
+    own = range(1, party.context.parties) if party.cfg.owners == "fixed" else ()
+    bias = bias + weight[:, len(kept) - len(own) :] @ np.array([float(i == party.context.id) for i in own])
+    kind = family(party)
+    if kind == "normal":
+        y_mean, y_scale = design["outcome"].tolist()
+        if "ratio" in design:
+            bias = bias + mixed.effect(*rows_of(party, design), beta[0], design["ratio"])
+        weight, bias = y_scale * weight, y_mean + y_scale * bias
+    inputs, at, column = [], 0, 0
+    raw = 0
+    for width, used, is_words, _ in _raw_columns(data):
+        places = indicators(party.context.words[raw]) if is_words else list(range(used))
+        inputs += [at + place for place in places]
+        at, column, raw = at + width, column + len(places), raw + used
+    whole, fill = np.zeros((len(beta), at)), np.zeros(at)
+    whole[:, inputs], fill[inputs] = weight[:, :column], mean[:column]
+    state = {"weight": torch.from_numpy(whole), "bias": torch.from_numpy(bias), "fill": torch.from_numpy(fill)}
+    values = {
+        "BUFFERS": {k: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for k, v in state.items()},
+        "COLUMNS": _raw_columns(data),
+        "FAMILY": kind,
+        "STANDARD": (0.0, 1.0) if target is None else (target.shift, target.scale),
+    }
+    text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    source = inspect.getsource(LinearNetwork).replace("class LinearNetwork", "class Network")
+    return f"{text}\n\n{source}", {name: x.contiguous() for name, x in state.items()}
+
+
 def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
     """The source of a class `Network` and its state, for a party whose model are trees: the joint ones, and those of
     its own rows with which it predicts."""
@@ -177,13 +267,7 @@ def tree_network(data: Dataset, party: Any) -> tuple[str, dict[str, Tensor]]:
     state = {name: x for name, x in {**party.layout, **joint}.items() if isinstance(x, Tensor)}
     if own is not None:
         state |= {f"own_{name}": x for name, x in steps.trees_tree(own).items()}
-    rules = TableEncoder.from_dict(data.recipe).columns if data.recipe else ()
-    columns = [
-        (len(rule.names), 1, True, rule.words.index(MISSING) if MISSING in rule.words else -1)
-        if isinstance(rule, OneHot)
-        else (len(rule.names), used_of(rule), False, -1)
-        for rule in rules
-    ] or [(int(np.prod(data.input_shape)), int(np.prod(data.input_shape)), False, -1)]
+    columns = _raw_columns(data)
     number, forest = party.context.target is not None, party.trees["value"].shape[1] > 1
     averages = "drawn" in party.STATE  # a forest
     values = {
