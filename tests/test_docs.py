@@ -188,9 +188,7 @@ def test_every_script_of_the_results_exists_and_has_the_options() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    "line", ["-m benchmarks.none", "-m benchmarks.fedal_parts 3", "examples/cases/table.py a --odd"]
-)
+@pytest.mark.parametrize("line", ["-m benchmarks.none", "-m benchmarks.augfl 3", "examples/cases/table.py a --odd"])
 def test_a_wrong_script_in_the_docs_is_found(line: str) -> None:
     assert wrong_script(line)
 

@@ -154,8 +154,8 @@ def test_every_method_predicts_a_number_or_says_why_not(name: str, tmp_path: Pat
     assert found.summary["task"] == "number" and 0 < found.rmse < np.inf
 
 
-@pytest.mark.each_time("split")
-@pytest.mark.parametrize("method", ["split", "laser-vfl", "fedhssl"])
+@pytest.mark.each_time("split", "vertical-forest")
+@pytest.mark.parametrize("method", ["split", "laser-vfl", "fedhssl", "vertical-forest"])
 def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path: Path) -> None:
     """The price depends on the columns of both; a row without a price is unaligned."""
     rng = np.random.default_rng(0)
@@ -167,7 +167,8 @@ def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path:
     for name, lines in {"a": ["id,size,price", *own], "b": ["id,age", *other]}.items():
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
     columns = {"files": [str(tmp_path / f"{name}.csv") for name in "ab"], "id": "id", "label": "price"}
-    found = fedloom.run(method, columns=columns, rounds=15, models={"pool": ["mlp"]}, out=tmp_path / "run")
+    network: dict[str, Any] = {} if method == "vertical-forest" else {"models": {"pool": ["mlp"]}}
+    found = fedloom.run(method, columns=columns, rounds=15, out=tmp_path / "run", **network)
     s = found.summary
     assert s["task"] == "number" and s["label"] == "price" and found.rmse < 0.8 * s["chance"]
     rows = json.loads((tmp_path / "run" / "partition.json").read_text())["parties"]

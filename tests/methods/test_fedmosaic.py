@@ -24,7 +24,7 @@ MOSAIC, LOCAL = methods.find("fedmosaic"), methods.find("local")
 def toy(n: int = 4, method: Any = MOSAIC, **params: Any) -> Toy:
     """The toy federation, with batches of 8, and a server that has the public rows."""
     places = contexts(n)
-    side = {} if method is LOCAL else {"server_side": {"public": places[0].public}}
+    side: dict[str, Any] = {} if method is LOCAL else {"server_side": {"public": places[0].public}}
     return Toy(method, client_contexts=places, batch_size=8, **side, **params)
 
 

@@ -202,6 +202,39 @@ def test_a_run_s_table_is_that_of_the_frame_as_it_was_read() -> None:
     assert np.abs(found["p-value"] - ref.pvalues).max() < 1e-8
 
 
+@pytest.mark.parametrize("family", ["normal", "classes", "softmax", "poisson"])
+def test_gaps_in_numbers_and_words_leave_rows_out(family: str) -> None:
+    """A missing word is none of a category's words: its rows are left out, and it is not the first of the words."""
+    pandas, rng, n = pytest.importorskip("pandas"), np.random.default_rng(0), 400
+    words, flag = rng.choice(["x", "y", "z"], n).astype(object), rng.random(n) < 0.4
+    age, pressure = rng.normal(50, 12, n).round(1), rng.normal(120, 15, n).round(1)
+    eta = -3 + 0.05 * age + 0.01 * pressure + 0.7 * (words == "y") - 0.4 * flag
+    choice = np.c_[np.zeros(n), eta - 1, 1 - 0.3 * eta] + rng.gumbel(size=(n, 3))
+    of_family: dict[str, Any] = {
+        "normal": (eta + rng.normal(0, 1, n)).round(3),
+        "poisson": rng.poisson(np.exp(eta / 3)),
+    }
+    of_family |= {"classes": np.array(["a", "b"])[choice[:, :2].argmax(1)]}
+    y = of_family.get(family, np.array(["a", "b", "c"])[choice.argmax(1)])
+    pressure[rng.random(n) < 0.07] = np.nan
+    words[rng.random(n) < 0.05] = None
+    frame = pandas.DataFrame({"age": age, "pressure": pressure, "ward": words, "flag": flag, "y": y})
+    frame["site"], frame["part"] = rng.choice(list("ABC"), n), np.where(np.arange(n) % 10 > 0, "train", "test")
+    number = family in ("normal", "poisson")
+    how: dict[str, Any] = {"label": "y", "group": "site", "test": "part", "missing": "median", "public_rows": 0}
+    how |= {"task": "number" if number else "classes", "params": {"family": family if number else "auto"}}
+    found = fedloom.run("fedglm", data=frame, rounds=20, **how).to_frame()
+    whole = frame[frame["part"] == "train"].dropna()
+    x = [whole["age"], whole["pressure"], whole["ward"] == "y", whole["ward"] == "z", whole["flag"]]
+    z = sm.add_constant(np.stack([column.to_numpy(float) for column in x], 1))
+    codes = whole["y"].to_numpy() if number else np.unique(whole["y"], return_inverse=True)[1]
+    model = {"normal": sm.OLS, "classes": sm.Logit, "softmax": sm.MNLogit, "poisson": sm.Poisson}[family](codes, z)
+    ref = model.fit() if family == "normal" else model.fit(method="newton", maxiter=100, tol=1e-14, disp=0)
+    for name, theirs in (("Coefficient", ref.params), ("Std. error", ref.bse), ("p-value", ref.pvalues)):
+        ours, theirs = found[name].to_numpy(), np.asarray(theirs).T.ravel()
+        assert np.abs(ours - theirs).max() < 1e-8 * max(1, np.abs(theirs).max()), name
+
+
 def survival() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Age and its square, the event, and the survival time of the Stanford heart transplants, with ties."""
     data = sm.datasets.heart.load()
@@ -257,6 +290,8 @@ def test_what_has_no_model_is_refused() -> None:
         fitted("fedcox", np.r_[x, [[np.nan] * 3]], np.r_[event * 0, 1], [20], time="x2")
     with pytest.raises(MethodError, match=r"1 numbers to predict are below 0"):
         fitted("fedglm", x, np.r_[time[1:], -1.0], [20], family="poisson")
+    with pytest.raises(MethodError, match=r"no unique coefficients.*; begin with (x0, x1|x1, x0)$"):
+        fitted("fedglm", np.c_[x, x[:, 0]][:, [0, 3, 2]], event, [20])
     with pytest.raises(MethodError, match="no unique coefficients"):
         fitted("fedcox", np.c_[x, x[:, 0]], event, [20], time="x2")
 

@@ -1,6 +1,6 @@
 """Table 1 of several owners' rows before any training, and the schema with scale and words that it agrees on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 from fedloom.core.aggregate import MEAN
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.context import ClientContext, Rows
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, EngineError
 from fedloom.core.federation import Federation
 from fedloom.core.party import LearnedTable
 from fedloom.core.task import Number
@@ -19,13 +19,19 @@ from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Task
 from fedloom.data.own import encoded, interpret
 from fedloom.engines import LocalEngine
+from fedloom.experiment.config.run import RunConfig
+from fedloom.experiment.plan.build import build
+from fedloom.experiment.run.engine import Backend
+from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.metrics import four_digits
+from fedloom.experiment.run.session import Session
 from fedloom.methods import find
 from fedloom.methods.tables.stats import CLASS, TARGET
 from fedloom.protect.aggregators import Secure
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 FEWEST = 3
 """Owners from which on sums are secure."""
@@ -72,6 +78,26 @@ class Stats:
             4
         """
         return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+
+    def plot(self) -> "Figure":
+        """How much of each column's variance lies between owners (drift), as a matplotlib Figure.
+
+        Example:
+            >>> found.plot().get_axes()[0].get_xlabel()
+            'drift between owners'
+        """
+        from fedloom.core.pictures import BLUE, axes
+
+        drifts: dict[str, float] = {}
+        for table in self.tables:
+            at = table.columns.index("Drift")
+            drifts |= {str(row[0]): row[at] for row in table.rows if isinstance(row[at], float)}  # type: ignore[misc]
+        figure, drawn = axes(len(drifts))
+        drawn.barh(range(len(drifts)), [*drifts.values()], color=BLUE)
+        drawn.set_yticks(range(len(drifts)), [*drifts])
+        drawn.invert_yaxis()
+        drawn.set(xlabel="drift between owners", xlim=(0, 1))
+        return figure
 
     def _repr_html_(self) -> str:
         head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"
@@ -167,6 +193,32 @@ def stats(
     columns = list(zip(dataset.columns, dataset.words, strict=True))
     schema = row_schema(columns, dataset.classes, str(found.label), tables)
     return Stats(tables, dataset.owners, schema, sent, dataset.notes)
+
+
+def of_run(run: RunConfig, backend: Callable[..., Backend]) -> Sequence[LearnedTable]:
+    """The tables of a run of `stats`, without scores: a node need not allow any.
+
+    Args:
+        run: the config.
+        backend: see `fedloom.experiment.run.execute`.
+
+    Raises:
+        ConfigError, DataError, EngineError: the run cannot be built, or a node's sums are missing.
+    """
+    with one_thread():
+        place = backend(run, None, resume=False, stop=lambda: False)
+        plan = build(run, place.files, secret=place.secret)
+        server = plan.server
+        assert server is not None
+        with place.start(plan) as engine:
+            fed = Session(plan, engine, None).fed
+            fed.round = 0
+            for _ in plan.method.round(fed, server, engine.ids, plan.cfg, 0):
+                pass
+        if not (tables := server.findings()):
+            said = [failure.trace or f"{failure.party}: {failure.reason}" for failure in fed.failures]
+            raise EngineError(f"no statistics, as sums are missing: {'; '.join(said[:3]) or 'no owner has rows'}")
+        return tables
 
 
 def parties(dataset: Any) -> list[ClientContext]:

@@ -10,6 +10,8 @@ from fedloom.trees.model import Trees
 from fedloom.trees.splits import Criterion, Gini
 
 GINI = Gini()
+BITS = 20
+"""Behind the point of a number to predict, whose unit is a power of 2 above all."""
 
 
 def growth(
@@ -64,6 +66,47 @@ def grow(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np
         found = class_histograms(bins, y, drawn, node, trees.asked, trees.tree, trees.columns, layout.widths, classes)
         trees.answer(found)
     return grown(trees)
+
+
+def grow_of_numbers(trees: Growth, layout: Bins, bins: np.ndarray, y: np.ndarray, drawn: np.ndarray) -> Trees:
+    """As `grow`, of standardized numbers y (n,), by squared error; `trees` are judged by `Squares`."""
+    exponent = int(np.frexp(np.abs(y).max(initial=0.0))[1])
+    numbers = whole(y, BITS, exponent)
+    node = np.repeat(np.arange(len(drawn), dtype=np.int32)[:, None], len(y), axis=1)
+    while len(trees.asked):
+        trees.splits.move(node, bins)
+        where = (node, trees.asked, trees.tree, trees.columns, layout.widths)
+        trees.answer(number_histograms(bins, numbers, drawn, *where))
+    return grown_of_numbers(trees, BITS, exponent)
+
+
+def whole(y: np.ndarray, bits: int, exponent: int) -> np.ndarray:
+    """Numbers (n,) as whole numbers of 2^(exponent - bits), int64; what is above 2^exponent in size counts as that."""
+    scaled = np.ldexp(y.astype(np.float64), -exponent).clip(-1, 1)
+    found: np.ndarray = np.rint(scaled * 2.0**bits).astype(np.int64)
+    return found
+
+
+def number_histograms(
+    bins: np.ndarray,
+    y: np.ndarray,
+    drawn: np.ndarray,
+    node: np.ndarray,
+    asked: np.ndarray,
+    tree: np.ndarray,
+    columns: np.ndarray,
+    widths: np.ndarray,
+) -> np.ndarray:
+    """The sums (2, N) of whole numbers y (n,) and of the drawn rows: see `class_histograms`."""
+    same = np.zeros(len(y), np.int64)
+    parts = [class_histograms(bins, same, each, node, asked, tree, columns, widths, 1) for each in (drawn * y, drawn)]
+    return np.concatenate(parts)
+
+
+def grown_of_numbers(trees: Growth, bits: int, exponent: int) -> Trees:
+    """The trees with the means of `whole` numbers as leaves, in steps of 2^-20."""
+    unit = PARTS * 2.0 ** (exponent - bits)
+    return trees.grown(lambda s: np.floor(unit * s[0] / np.maximum(s[1], 1)).astype(np.int64)[:, None])
 
 
 def shares(scores: np.ndarray) -> np.ndarray:

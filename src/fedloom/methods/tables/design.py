@@ -19,6 +19,9 @@ from fedloom.methods.tables import newton
 from fedloom.methods.tables.long_sums import decimal, shortest
 from fedloom.methods.tables.steps import kept, refusal, tensors
 
+GAP = "?"
+"""The word of a missing value."""
+
 
 class LinearConfig(MethodConfig):
     """A round is one Newton step."""
@@ -82,10 +85,16 @@ def labels(party: Party[LinearConfig]) -> list[str]:
     names: list[str] = []
     for f, (name, words) in enumerate(zip(party.context.columns, party.context.words, strict=True)):
         if f != time_column(party):
-            names += [f"{name}={word}" for word in words[1:]] if words else [name]
+            names += [f"{name}={words[place]}" for place in indicators(words)] if words else [name]
             names += [f"{name} is missing"] * indicated(party)
     fixed = party.cfg.owners == "fixed"
     return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
+
+
+def indicators(words: Sequence[str]) -> list[int]:
+    """The places of the words of a category that have an indicator: all but the first, and but that of a missing value,
+    whose rows have none."""
+    return [place for place, word in enumerate(words) if word != GAP][1:]
 
 
 def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
@@ -96,7 +105,7 @@ def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
     for f, (values, words) in enumerate(zip(raw.T, party.context.words, strict=True)):
         if f == left_out:
             continue
-        hot = (values[:, None] == np.arange(1, len(words))).astype(np.float64)
+        hot = (values[:, None] == np.array(indicators(words), np.float64)).astype(np.float64)
         absent = np.isnan(values)[:, None]
         parts.append(np.where(absent, np.nan, hot) if words else values[:, None])
         if indicated(party):

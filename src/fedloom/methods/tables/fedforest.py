@@ -105,7 +105,7 @@ class FedForestClient(Party[FedForestConfig]):
         """The drawn rows of each class by bin in the asked nodes and columns, in words with the `bits` (m,) of each
         node; or the sums of the number to predict and the drawn rows, two in one word."""
         own = steps.binned(self)
-        y = whole(own.y, **unit) if self.context.target else own.y
+        y = forest.whole(own.y, **unit) if self.context.target else own.y
         if not len(splits["node"]):
             drawn = [copies(own.bins, y, number, self.context.seed) for number in numbers.tolist()]
             self.drawn, self.node = torch.from_numpy(np.stack(drawn)), steps.roots(len(drawn), len(own.y))
@@ -153,13 +153,6 @@ class FedForestServer(Party[FedForestConfig]):
     findings = steps.importance
 
 
-def whole(y: np.ndarray, bits: int, exponent: int) -> np.ndarray:
-    """Numbers (n,) as whole numbers of 2^(exponent - bits), int64; what is above 2^exponent in size counts as that."""
-    scaled = np.ldexp(y.astype(np.float64), -exponent).clip(-1, 1)
-    found: np.ndarray = np.rint(scaled * 2.0**bits).astype(np.int64)
-    return found
-
-
 def sums_of(
     party: FedForestClient,
     y: np.ndarray,
@@ -174,8 +167,7 @@ def sums_of(
     own, where = steps.binned(party), (node, asked, tree, columns, steps.binned(party).layout.widths)
     if not party.context.target:
         return class_histograms(own.bins, y, drawn, *where, party.context.classes)
-    same = np.zeros(len(y), np.int64)
-    return np.concatenate([class_histograms(own.bins, same, each, *where, 1) for each in (drawn * y, drawn)])
+    return forest.number_histograms(own.bins, y, drawn, *where)
 
 
 def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator, number: bool) -> Growth:
@@ -186,10 +178,7 @@ def growth(cfg: FedForestConfig, layout: Bins, rng: np.random.Generator, number:
 
 def grown(trees: Growth, scale: dict[str, int], number: bool) -> Trees:
     """The trees with their leaves N_k / N, or the mean of numbers, in steps of 2^-20."""
-    if number:
-        unit = PARTS * 2.0 ** (scale["exponent"] - scale["bits"])
-        return trees.grown(lambda s: np.floor(unit * s[0] / np.maximum(s[1], 1)).astype(np.int64)[:, None])
-    return forest.grown(trees)
+    return forest.grown_of_numbers(trees, **scale) if number else forest.grown(trees)
 
 
 def scale_of(rows: np.ndarray) -> dict[str, int]:
@@ -209,7 +198,7 @@ def own_forest(party: FedForestClient) -> Trees:
 
     def make() -> Trees:
         scale = scale_of(steps.own_rows(party)) if number else OF_CLASSES
-        y = whole(own.y, **scale) if number else own.y
+        y = forest.whole(own.y, **scale) if number else own.y
         drawn = np.stack([copies(own.bins, y, t, party.context.seed) for t in range(cfg.lot)])
         node = steps.roots(*drawn.shape).numpy()
         trees = growth(cfg, own.layout, party.context.stream("own columns"), number)

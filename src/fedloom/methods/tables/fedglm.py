@@ -167,7 +167,7 @@ class FedGLMServer(Party[FedGLMConfig]):
         else:
             inverse = (newton.inverse if family(self) == "normal" else newton.bounded)(hessian)
             if inverse is None or (family(self) == "classes" and value > -SEPARATE * self.design["rows"]):
-                raise MethodError(newton.NOT_UNIQUE)
+                raise MethodError(newton.not_unique(hessian, designs.names(self, self.design)))
             covariance, step = inverse, inverse @ gradient
         self.done = bool(np.abs(step).max() < newton.SMALL_STEP)
         numbers = tensors(beta=self.beta.numpy(), covariance=covariance)

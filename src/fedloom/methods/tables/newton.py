@@ -6,6 +6,7 @@ standardized, so that the sum of |z_i z_j| over n rows is at most n; where rows 
 largest parts are counted by exponent first (`reach`).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -180,6 +181,14 @@ def inverse(hessian: np.ndarray) -> np.ndarray | None:
         return None
     found: np.ndarray = (vectors / values @ vectors.T) / np.outer(scale, scale)
     return found
+
+
+def not_unique(hessian: np.ndarray, names: Sequence[str]) -> str:
+    """Why there are no unique coefficients, with the names of some columns (p,) that are the cause: those along which
+    the likelihood changes least, whose negative Hessian is (k p, k p)."""
+    flat = np.abs(np.linalg.eigh(hessian)[1][:, 0])
+    some = [names[i % len(names)] for i in np.argsort(-flat, kind="stable") if flat[i] > 0.1 * flat.max()]
+    return f"{NOT_UNIQUE}; begin with {', '.join([*dict.fromkeys(some)][:4])}"
 
 
 def bounded(hessian: np.ndarray) -> np.ndarray | None:

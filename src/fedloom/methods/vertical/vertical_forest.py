@@ -6,7 +6,8 @@ Applying Classification Models", JMLR 8, 2007, for a model of each set of column
 
     parties   bins of each column from its own rows, aligned or not; the bins (N_a, F_m) of the aligned rows   | once
     active    a round is one lot of trees for each set S of parties that may be there at prediction, over the columns of
-              S: rows drawn with replacement, `columns` of them drawn for each node, the best split by Gini
+              S: rows drawn with replacement, `columns` of them drawn for each node, the best split by Gini,
+              or for a number to predict by squared error
     predict   parties send the bins of the new rows; a row is predicted by the forest of the parties that have it
 
 Messages: bins, uint8, from parties to the active party. Nothing that depends on labels goes to a party. The active
@@ -33,12 +34,24 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.message import check_like
-from fedloom.core.page import Federation, LearnedTable, MessageError, Method, MethodConfig, MethodError, Party, Shape
+from fedloom.core.page import (
+    EVERY_TASK,
+    Federation,
+    LearnedTable,
+    MessageError,
+    Method,
+    MethodConfig,
+    MethodError,
+    Party,
+    Shape,
+)
 from fedloom.methods.tables.steps import trees_of, trees_tree
 from fedloom.methods.vertical import steps
 from fedloom.trees import forest
 from fedloom.trees.bins import Bins, own_edges
+from fedloom.trees.exact import PARTS
 from fedloom.trees.model import joined
+from fedloom.trees.splits import Squares
 
 BEYOND = 2**32
 """A key that no value has."""
@@ -163,8 +176,13 @@ class VerticalForestActive(Party[VerticalForestConfig]):
             rng = self.stream("forest", t, sum(1 << m for m in parties))
             drawn = np.stack([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(self.cfg.lot)])
             layout = layout_of(self.cfg.bins, bins.shape[1])
-            trees = forest.growth(layout, self.cfg.lot, self.cfg.columns, self.cfg.depth, self.cfg.min_rows, rng)
-            news = forest.grow(trees, layout, bins[known], y[known], drawn, self.context.classes)
+            how = (layout, self.cfg.lot, self.cfg.columns, self.cfg.depth, self.cfg.min_rows, rng)
+            if self.context.target is None:
+                trees = forest.growth(*how)
+                news = forest.grow(trees, layout, bins[known], y[known], drawn, self.context.classes)
+            else:
+                trees = forest.growth(*how, Squares())
+                news = forest.grow_of_numbers(trees, layout, bins[known], y[known], drawn)
             old = [trees_of(forests[name(parties)])] if name(parties) in forests else []
             forests[name(parties)] = trees_tree(joined([*old, news]))
             if len(parties) == len(heard):
@@ -179,17 +197,19 @@ class VerticalForestActive(Party[VerticalForestConfig]):
         self.gains = every
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
-        """Logits (n, K) from the bins (n, F_m) of the parties that answer: logarithms of probabilities, 0 before there
-        are trees. Bins 0, or of another number of columns than were trained with, are read as absence."""
+        """Logits (n, K) from the bins (n, F_m) of the parties that answer: logarithms of probabilities, or standardized
+        numbers (n, 1); 0 before there are trees. Bins 0, or of another number of columns than were trained with, are
+        read as absence."""
         first = next(iter(contributions.values()))
-        n, K, widths = len(first), self.context.classes, self.widths.tolist()
+        n, K, number = len(first), self.context.classes, self.context.target is not None
+        widths = self.widths.tolist()
         parts = {
             m: x.clamp(0, self.cfg.bins - 1).to(torch.uint8).cpu().numpy()
             for m, x in contributions.items()
             if widths[m] and x.shape == (n, widths[m])
         }
         heard = [m for m, width in enumerate(widths) if width]
-        p = np.full((n, K), 1 / K)
+        p = np.zeros((n, 1)) if number else np.full((n, K), 1 / K)
         here = np.stack([parts[m].any(1) if m in parts else np.zeros(n, bool) for m in heard] or [np.zeros(n)], axis=1)
         for pattern in np.unique(here, axis=0):
             rows = (here == pattern).all(1)
@@ -199,7 +219,11 @@ class VerticalForestActive(Party[VerticalForestConfig]):
                 continue
             blank = {m: np.zeros((int(rows.sum()), widths[m]), np.uint8) for m in used if m not in parts}
             bins = np.concatenate([parts[m][rows] if m in parts else blank[m] for m in used], axis=1)
-            p[rows] = forest.shares(trees_of(self.forests[name(used)]).scores(bins, K))
+            trees = trees_of(self.forests[name(used)])
+            scores = trees.scores(bins, 1 if number else K)
+            p[rows] = scores.T / (PARTS * len(trees)) if number else forest.shares(scores)
+        if number:
+            return torch.from_numpy(p).float().to(first.device)
         return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float().to(first.device)
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
@@ -287,7 +311,7 @@ VERTICAL_FOREST = Method(
     title="A random forest over the bins of all parties' columns, sent once",
     paper="L. Breiman: Random Forests, 2001; Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
     family="vertical",
-    only_classes="its leaves hold the shares of classes",
+    tasks=EVERY_TASK,
     no_local="trees have no optimizer and count each row once",
     config=VerticalForestConfig,
     round=round,
