@@ -1,5 +1,5 @@
 """`make bench`: the benchmarks. CPU seconds are those of one thread, beside plain PyTorch. With --page those that give
-ratios run, and rebuild the table of docs/speed.md."""
+ratios all run, and rebuild the table of docs/speed.md."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -74,6 +74,8 @@ if __name__ == "__main__":
     parser.add_argument("--page", action="store_true", help="rebuild the table of docs/speed.md")
     parser.add_argument("--pairs", type=int, default=5, help="with --page: pairs of runs (default 5)")
     asked = parser.parse_args()
+    if asked.page and asked.names:
+        parser.error("--page rebuilds the whole table: leave the names out")
     known = RATIOS if asked.page else BENCHMARKS
     if unknown := sorted(set(asked.names) - set(known)):
         parser.error(f"no benchmark {', '.join(unknown)}; choose from {', '.join(known)}")

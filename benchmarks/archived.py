@@ -53,6 +53,7 @@ def measured(
     """
     run = merged(run, {"evaluate": {"points": 1}, "engine": {"name": "auto"}})
     digest = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
+    run["engine"] = {"name": "batched"}  # what `auto` did with these networks before it measured each machine
     key = {**about, "settings": digest}
     known = {line["seed"]: line["value"] for line in read(archive) if key.items() <= line.items()}
     missing = [seed for seed in seeds if seed not in known]

@@ -67,7 +67,12 @@ class Node:
 
     def workers(self) -> list[psutil.Process]:
         """Its processes that run parties."""
-        return [p for p in self.all_of_it() if "ray::Shard" in " ".join(p.cmdline())]
+        found = []
+        for process in self.all_of_it():
+            with suppress(psutil.NoSuchProcess):
+                if "ray::Shard" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     def send(self, number: int) -> None:
         """A signal to all of its processes, the first one first, so that none is replaced."""

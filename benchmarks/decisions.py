@@ -26,10 +26,11 @@ from fedloom.experiment.trial.choice import WEIGHTS, best, personal
 from fedloom.experiment.trial.contributions import scores_of
 from fedloom.experiment.trial.decide import SHARING, Decision, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
+from fedloom.experiment.trial.folds import windows as count_windows
 from fedloom.experiment.trial.partners import losses
 from fedloom.experiment.trial.run import FEWEST_REPEATS
 
-REPEATS, FOLDS, WINDOWS, WORTH, ALPHA = 3, 4, 10, 0.01, 0.025
+REPEATS, FOLDS, WORTH, ALPHA = 3, 4, 0.01, 0.025
 FRESH, LEAST_FRESH = 30, 2_000
 """Fresh rows for each row of an owner, so that its true gain has a thirtieth of the estimate's variance; at least."""
 OWNERS, MANY_OWNERS = (2, 4, 6, 12, 20), (50, 100)
@@ -231,14 +232,16 @@ def evidence_of(
         rows.append((x, labels(score, signal, world.intercept, rng), unit))
         x, signal, _ = world.draw(i, max(FRESH * int(n), LEAST_FRESH), rng)
         fresh.append((x, labels(score, signal, world.intercept, rng)))
-    repeats, K = (1, WINDOWS) if world.ordered else (REPEATS, FOLDS)
+    repeats, K = (REPEATS, FOLDS)
+    if world.ordered:
+        repeats, K = 1, count_windows(float(np.median(world.sizes)), int(world.sizes.max()))
     owners = range(len(rows))
     folds = [np.zeros((repeats, len(y)), np.int64) for _, y, _ in rows]
     # of each owner's rows (3, C, n, ...): alone, by the model of all rows, by the mean of all owners' models
     shown = [np.zeros((3, repeats, *predict(score, x, np.zeros(x.shape[1] + 1)).shape)) for x, _, _ in rows]
     new: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}  # (c, k, i): the same of fresh rows
-    windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y, _ in rows]  # the later half
-    fresh_windows = [np.arange(len(y)) * 2 * WINDOWS // len(y) - WINDOWS for _, y in fresh]
+    windows = [np.arange(len(y)) * 2 * K // len(y) - K for _, y, _ in rows]  # the later half
+    fresh_windows = [np.arange(len(y)) * 2 * K // len(y) - K for _, y in fresh]
     for c in range(repeats):
         for i, (_, y, unit) in enumerate(rows):
             folds[i][c] = windows[i] if world.ordered else folds_of(world, y, unit, rng)

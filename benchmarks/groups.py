@@ -58,7 +58,7 @@ def experiment(size: int, seeds: int, entry: dict[str, Any]) -> Any:
                 },
                 "models": {"pool": ["mlp"]},
                 "evaluate": {"points": 5},
-                "engine": {"name": "auto"},
+                "engine": {"name": "batched"},
             },
             "compare": {"methods": [entry], "seeds": list(range(seeds))},
         }

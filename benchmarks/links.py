@@ -1,29 +1,34 @@
-"""One coordinator with many nodes: `python -m benchmarks.links [NODES…]`.
+"""One coordinator with many nodes and runs: `python -m benchmarks.links [NODES RUNS ROUNDS BYTES]`.
 
 The coordinator is this process; all nodes are stubs in another one, each with a certificate and a connection of its
-own, that echo 100 kB. After all are connected: rounds in which the coordinator asks all of them at once, the calls that
-failed, and how often a node counted as absent, which none ever was.
+own, that echo their bytes. The nodes are dealt to the runs, each of which has its own address, and rounds in which it
+asks all of its nodes at once. Of all calls: how many failed, their time, and the coordinator's CPU; how often a node
+counted as absent, which none ever was; and the coordinator's memory after a fifth and half of the rounds, and at the
+end.
 """
 
 import asyncio
 import os
-import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.growth import resident
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.hub import open_hub
+from fedloom.remote.hub import NodeConnection, open_hub
 from fedloom.remote.loop import run
 from fedloom.remote.node.process import CoordinatorLink
 from fedloom.remote.rpc_errors import CallRefused
 
-BYTES, ROUNDS = 100_000, 3
+LINES = ((100, 1, 3, 100_000), (300, 1, 3, 100_000), (1_000, 1, 3, 100_000), (1_000, 100, 10, 10_000))
+"""Nodes, runs, rounds, and bytes of a message each way."""
 
 
 def credentials_of(folder: Path, name: str) -> Credentials:
@@ -43,68 +48,90 @@ class Stub:
     def heard(self, caller: str, run: str) -> None:
         """A sign of life of the coordinator."""
 
-    async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
+    async def answer(self, caller: str, kind: str, body: bytes, roles: object) -> bytes:
         return body
 
 
-async def nodes(folder: Path, address: str, count: int) -> None:
+def dealt(count: int, runs: int) -> list[list[str]]:
+    """The names of each run's nodes."""
+    return [names_of(count)[n::runs] for n in range(runs)]
+
+
+async def nodes(folder: Path, first: int, count: int, runs: int) -> None:
     """All nodes, until standard input ends."""
     links = []
-    for name in names_of(count):
-        service: Any = Stub(name)
-        links.append(CoordinatorLink(service, "coordinator", address, credentials_of(folder, name)))
+    for n, names in enumerate(dealt(count, runs)):
+        for name in names:
+            service: Any = Stub(name)
+            own = credentials_of(folder, name)
+            links.append(CoordinatorLink(service, "coordinator", f"127.0.0.1:{first + n}", own))
     await asyncio.to_thread(sys.stdin.read)
     await asyncio.gather(*(link.close() for link in links))
 
 
-async def measure(folder: Path, count: int) -> None:
+async def measure(folder: Path, count: int, runs: int, rounds: int, size: int) -> None:
     """A row of the table."""
-    absent = []
+    absent, took, memory, failed = list[str](), list[float](), dict[int, int](), 0
+    marks = rounds // 5, rounds // 2
 
     def changed(name: str, up: bool) -> None:
         if not up:
             absent.append(name)
 
-    port = 20_000 + os.getpid() % 10_000
-    address = f"127.0.0.1:{port}"
-    own = credentials_of(folder, "coordinator")
-    connections = await open_hub(names_of(count), "run", changed, listen=address, credentials=own)
-    command = [sys.executable, "-m", "benchmarks.links", "nodes", str(folder), address, str(count)]
+    first, own = 20_000 + os.getpid() % 10_000, credentials_of(folder, "coordinator")
+    hubs = [
+        await open_hub(names, f"run-{n}", changed, listen=f"127.0.0.1:{first + n}", credentials=own)
+        for n, names in enumerate(dealt(count, runs))
+    ]
+    body = os.urandom(size)
+
+    async def call(connection: NodeConnection) -> None:
+        nonlocal failed
+        start = time.monotonic()
+        try:
+            assert await connection.ask("echo", body, deadline=600) == body
+            took.append(time.monotonic() - start)
+        except CallRefused:
+            failed += 1
+
+    async def work(n: int) -> None:
+        for t in range(rounds):
+            await asyncio.gather(*map(call, hubs[n]))
+            if t + 1 in marks:
+                memory[t + 1] = resident("VmRSS")  # when the last of the runs is there
+
+    every = [connection for hub in hubs for connection in hub]
+    words = [str(folder), *map(str, (first, count, runs))]
     start = time.monotonic()
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as others:
-        up = await asyncio.gather(*(connection.wait(600) for connection in connections))
+    with subprocess.Popen([sys.executable, "-m", "benchmarks.links", "nodes", *words], stdin=subprocess.PIPE) as others:
+        up = await asyncio.gather(*(connection.wait(600) for connection in every))
         connected = time.monotonic() - start
         assert all(up), f"{sum(up)} of {count} nodes connected"
-        body, failed, took, spent = os.urandom(BYTES), 0, [], time.process_time()
-        for _ in range(ROUNDS):
-            start = time.monotonic()
-            replies = await asyncio.gather(
-                *(connection.ask("echo", body, deadline=600) for connection in connections), return_exceptions=True
-            )
-            took.append(time.monotonic() - start)
-            failed += sum(isinstance(reply, CallRefused) for reply in replies)
-            assert all(reply == body for reply in replies if not isinstance(reply, CallRefused))
-        cpu = (time.process_time() - spent) / ROUNDS
+        start, spent = time.monotonic(), time.process_time()
+        await asyncio.gather(*map(work, range(runs)))
+        cpu, wall = time.process_time() - spent, time.monotonic() - start
         await asyncio.sleep(10)  # longer than the silence after which a node counts as absent
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"| {count:,} | {connected:.1f} | {sorted(took)[ROUNDS // 2]:.2f} | {cpu:.2f} "
-            f"| {2 * count * BYTES / 1e6:.0f} | {failed} of {ROUNDS * count} | {len(absent)} | {memory:.0f} |",
-            flush=True,
-        )
+        cuts, total = statistics.quantiles(took, n=100), len(took) + failed
+        cells = [
+            *(f"{n:,}" for n in (count, runs, rounds, size)), f"{connected:.1f}", f"{failed} of {total:,}",
+            f"{len(absent)}", f"{wall:.1f}", f"{cuts[49]:.2f}, {cuts[98]:.2f}, {max(took):.2f}",
+            f"{1000 * cpu / total:.1f}",
+            ", ".join(f"{size / 1e6:.0f}" for size in (*memory.values(), resident("VmRSS"))),
+        ]  # fmt: skip
+        print("|", " | ".join(cells), "|", flush=True)
         assert others.stdin is not None
         others.stdin.close()
-    await asyncio.gather(*(connection.close() for connection in connections))
+    await asyncio.gather(*(connection.close() for connection in every))
 
 
-def main(counts: list[int]) -> None:
+def main(lines: Sequence[Sequence[int]]) -> None:
     """Print the table."""
     print(
-        "| nodes | s to connect | s a round | CPU s at the coordinator | MB a round | failed calls | false absences "
-        "| memory, MB |"
+        "| nodes | runs | rounds | bytes | s to connect | failed calls | false absences | s in all "
+        "| s a call: median, 99 %, longest | CPU ms a call | memory, MB: fifth, half, end |"
     )
-    print("|---|---|---|---|---|---|---|---|")
-    for count in counts:
+    print("|---" * 11 + "|")
+    for count, *line in lines:
         with tempfile.TemporaryDirectory() as home:
             folder = Path(home)
             authority = CertificateAuthority.create(folder)
@@ -113,11 +140,11 @@ def main(counts: list[int]) -> None:
                 (folder / f"{name}.pem").write_bytes(certificate)
                 (folder / f"{name}.key").touch(mode=0o600)
                 (folder / f"{name}.key").write_bytes(key)
-            run(measure(folder, count))
+            run(measure(folder, count, *line))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["nodes"]:
-        asyncio.run(nodes(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+        asyncio.run(nodes(Path(sys.argv[2]), *map(int, sys.argv[3:])))
     else:
-        main([int(word) for word in sys.argv[1:]] or [100, 300, 1000])
+        main([[int(word) for word in sys.argv[1:]]] if sys.argv[1:] else LINES)

@@ -42,7 +42,11 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "control": {"params": {"average": "probabilities", "include_self": True}},
     "distance": {"params": {"trust": "distance"}},
     "trusted": {"preset": "trusted"},
+    "entropy": {},
+    "frequency": {"params": {"expertise": "frequency"}},
 }
+EXPERTISE = ["entropy", "frequency"]
+"""Of FedMosaic: what its clients' votes count by."""
 KINDS: dict[str, dict[str, Any]] = {
     "360, like the clients'": {},
     "36, like the clients'": {"data": {"public_rows": 36}},
@@ -53,11 +57,13 @@ RATES = {
     "local": ("lr", (0.0003, 0.001, 0.003)),
     "fedmd": ("lr", (0.0003, 0.001, 0.003)),
     "feddf": ("server_lr", (0.001, 0.0001)),
+    "fedmosaic": ("lr", (0.0003, 0.001, 0.003)),
 }
 ROWS = {  # method -> its weights, and kinds of public rows
-    "fedmd": ([*WEIGHTS], [*KINDS]),
+    "fedmd": (["equal", "control", "distance", "trusted"], [*KINDS]),
     "local": (["equal"], [*KINDS][:1]),
     "feddf": (["equal", "trusted"], [*KINDS][:1]),
+    "fedmosaic": (EXPERTISE, [*KINDS][:1]),
 }
 
 

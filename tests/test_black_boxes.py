@@ -440,9 +440,9 @@ def test_an_extra_trains_alone_in_a_run(stand_in: str) -> None:
 @pytest.mark.parametrize("name", EXTRAS)
 def test_without_its_package_the_error_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ModelError, match=rf"{name} needs the package {name}.*pip install 'fedloom\[{name}\]'"):
+    with pytest.raises(ModelError, match=rf"{name} needs the package {name}.*pip install -e '.\[{name}\]'"):
         check_name(name, black_boxes=True)
-    with pytest.raises(FedloomError, match=rf"pip install 'fedloom\[{name}\]'"):
+    with pytest.raises(FedloomError, match=rf"pip install -e '.\[{name}\]'"):
         fedloom.run("local", rounds=1, data={"name": "wine"}, models={"pool": [name]})
     with pytest.raises(ModelError, match=f"needs the package {name}"):
         TrialConfig(alone=(name,))

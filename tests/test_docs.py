@@ -68,7 +68,7 @@ def mistake(line: str) -> str:
     params = {row["name"] for rows in known["params"].values() for row in rows}
     for key in keys:
         tables = {key, key.rpartition(".")[0]} & {*known["settings"], *params} - {"params"}
-        if not (tables or key.startswith("sweep.")):
+        if not (tables or key.startswith("sweep.") or key in ("compare.seeds", "compare.methods")):
             return f"no setting {key}"
     if name in ("run", "compare", "copy"):
         named = {row["name"] for kind in ("methods", "experiments") for row in known[kind]}
@@ -143,6 +143,54 @@ def test_every_command_in_the_docs_is_understood() -> None:
     assert len(found) > 90
     wrong = [f"{page.relative_to(ROOT)}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
     assert not wrong, "\n".join(wrong)
+
+
+def printed(page: Path, program: str) -> list[str]:
+    """What follows the program's name in each command of a page, within a line or fenced."""
+    fenced = re.findall(r"^ *(```|~~~).*?\n(.*?)^ *\1", page.read_text(), re.M | re.S)
+    lines = [line.strip() for _, text in fenced for line in text.splitlines()]
+    plain = re.sub(r"^ *(```|~~~).*?^ *\1", "", page.read_text(), flags=re.M | re.S)
+    found = [*lines, *re.findall(r"`([^`\n]+)`", plain)]
+    return [line.removeprefix(program).strip() for line in found if line.startswith(f"{program} ")]
+
+
+RESULTS = [page for page in PAGES if page.parent.name in ("results", "cases")]
+
+
+def test_every_command_of_the_results_is_understood_within_lines_too() -> None:
+    """A command's name alone, such as `fedloom trial`, is none."""
+    found = [(page, line) for page in RESULTS for line in printed(page, "fedloom") if " " in line]
+    assert len(found) > 40
+    wrong = [f"{page.name}: fedloom {line}: {why}" for page, line in found if (why := mistake(line))]
+    assert not wrong, "\n".join(wrong)
+
+
+def wrong_script(line: str) -> str:
+    """What is wrong with the arguments of a `python …` command; "" if nothing is. Nothing is run."""
+    words = shlex.split(line, comments=True)
+    module = words[1] if words[0] == "-m" else ""
+    if module == "pytest":
+        return ""
+    given = words[2:] if module else words[1:]
+    file = ROOT / f"{module.replace('.', '/')}.py" if module else ROOT / words[0]
+    if not file.exists():
+        return f"no file {file.relative_to(ROOT)}"
+    source = file.read_text(encoding="utf-8")
+    unknown = [word for word in given if word.startswith("--") and f'"{word}"' not in source]
+    takes = "argv" in source or "argparse" in source
+    return f"no option {unknown[0]}" if unknown else "" if takes or not given else f"it takes no {given[0]}"
+
+
+def test_every_script_of_the_results_exists_and_has_the_options() -> None:
+    found = [(page, line) for page in RESULTS for line in printed(page, "python")]
+    assert len(found) > 50
+    wrong = [f"{page.name}: python {line}: {why}" for page, line in found if (why := wrong_script(line))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("line", ["-m benchmarks.none", "-m benchmarks.augfl 3", "examples/cases/table.py a --odd"])
+def test_a_wrong_script_in_the_docs_is_found(line: str) -> None:
+    assert wrong_script(line)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ OWNERS = "-s data.name=heart.csv -s data.label=disease -s data.group=hospital -s
 MORE = {
     r"run fedal -s data.name=mnist": "-s data.name=digits",
     r"(run|pretrain) meta-fashion": "-s data.name=digits -s data.server_rows=60 -s pretrained.epochs=1",
+    r"run fedal-(field|bytes)": "-s data.name=digits -s data.test_rows=100 -s models.pool=mlp -s data.public_rows=40",
     r"run vertical-fashion": "-s data.name=digits -s data.test_rows=100 -s columns.unaligned=60",
     r"run peers-groups": "-s data.name=digits -s data.test_rows=100 -s data.own_test_rows=20",
     r"run \S+(adult|credit)": "-s data.name=wine -s data.test_rows=40 -s columns.aligned=60 -s columns.unaligned=9",
@@ -227,8 +228,8 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     DONE.add(command)
 
 
-AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "method", "peers", "sweep", "trackers"}
-AT_NIGHT |= {"SKILL", "trust-weighted", "vertical", "vertical-trees"}
+AT_NIGHT = {"aggregate", "augfl", "black-boxes", "cite", "differential-privacy", "fedal", "method", "peers", "sweep"}
+AT_NIGHT |= {"SKILL", "trackers", "trust-weighted", "vertical", "vertical-trees"}
 """Pages that take several CPU seconds, and are not where a new user begins; all cases, too."""
 
 

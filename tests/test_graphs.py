@@ -103,7 +103,7 @@ def test_a_graph_that_cannot_be_is_refused(make: Callable[[], Graph], text: str)
 def test_networkx_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     for make in (regular, small_world):
-        with pytest.raises(ConfigError, match=r'not installed; run: pip install "fedloom\[graphs\]"'):
+        with pytest.raises(ConfigError, match=r'not installed; run: pip install -e ".\[graphs\]"'):
             make(10)
     assert len(ring(10)) == 10
 

@@ -9,6 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+
+from fedloom import __version__
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,3 +63,25 @@ def test_a_package_without_a_hash_is_refused() -> None:
 
     with pytest.raises(ValueError, match="HASH"):
         sbom.bill("torch==2.13.0\n", "0.2")
+
+
+def test_the_recipe_for_conda_has_the_version_the_requirements_and_the_command() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+    parts = [one.partition(">=") for one in project["dependencies"]]
+    needed = {f"{named.get(name, name)} >={version}" for name, _, version in parts}
+    needed.add(f"python {project['requires-python']}")
+    assert set(recipe["requirements"]["run"]) == needed
+    assert recipe["context"]["version"] == __version__
+    commands = [f"{name} = {where}" for name, where in project["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == commands
+
+
+def test_the_hosted_documentation_is_built_as_make_docs_builds_it() -> None:
+    hosted = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (install,) = hosted["python"]["install"]
+    assert set(install["extra_requirements"]) <= extras.keys()
+    assert (ROOT / hosted["sphinx"]["configuration"]).is_file() and hosted["sphinx"]["fail_on_warning"]
+    assert " -W " in (ROOT / "Makefile").read_text()

@@ -227,7 +227,7 @@ def test_sums_of_integers_give_the_plain_bits_and_send_sums_only(name: str) -> N
     )
     assert secure["state_sha256"] == plain["state_sha256"] and not secure["failures"]
     up = {line["kind"] for line in secure["bytes_by_kind"] if line["receiver"] == "server" and line["bytes"]}
-    unused = {"words_of", "reach", "rows", "wide"}  # columns of small numbers, and classes to predict
+    unused = {"words_of", "reach", "rows", "wide", "effects"}  # columns of small numbers, and classes to predict
     assert up >= {*find(name).client.MEANS, "masks"} - unused and up <= {*find(name).client.MEANS, "masks"}
 
 

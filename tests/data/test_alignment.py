@@ -169,7 +169,7 @@ def test_arguments_that_cannot_be(lists: list[list[Any]], options: dict[str, Any
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "private_set_intersection.python", None)
-    with pytest.raises(DataError, match=r'pip install "fedloom\[psi\]"'):
+    with pytest.raises(DataError, match=r'pip install -e ".\[psi\]"'):
         align(LISTS)
     assert align(LISTS, backend="plain").counts[0].aligned == 3
 

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -165,10 +165,11 @@ def test_each_file_has_its_own_decimal_sign(tmp_path: Path) -> None:
     mixed = folder(folder(tmp_path / "mixed", "a.csv"), "b.csv", text="x;y\n" + CSV.replace(",", ";").replace(".", ","))
     one, other = read_data(plain, label="y"), read_data(mixed, label="y", decimal={"b.csv": ","})
     assert (one.x == other.x).all() and one.recipe == other.recipe
-    for signs, problem in (
+    several: tuple[tuple[dict[str, Literal[".", ","]], str], ...] = (
         ({"a.csv": ","}, "which is no number with ','"),
         ({"c.csv": ","}, "the file 'c.csv'"),
-    ):
+    )
+    for signs, problem in several:
         with pytest.raises(DataError, match=problem):
             read_data(mixed, label="y", decimal=signs)
 

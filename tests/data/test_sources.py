@@ -471,7 +471,7 @@ def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
 
 def test_without_datasets_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'pip install "fedloom\[hub\]"'):
+    with pytest.raises(DataError, match=r'pip install -e ".\[hub\]"'):
         load("mnist")
     assert load(csv(tmp_path / "x.csv", "a,label", "1,0", "2,1")).y.tolist() == [0, 1]  # a CSV needs no package
 

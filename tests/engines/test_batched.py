@@ -274,7 +274,9 @@ def test_uneven_rows_are_grouped_at_once_so_that_a_resumed_run_has_the_same_bits
     uneven = lambda i: rows((40, 24, 40, 24, 17)[i], i)
     (_, whole), (_, resumed) = both(data=uneven), both(data=uneven)
     whole.call(whole.ids, "walk", {"t": 0}, None, (0, 0))
-    resumed.load({i: dict(message.map_tensors(Tensor.clone, state)) for i, state in whole.states().items()})
+    resumed.load(
+        {i: {k: message.map_tensors(Tensor.clone, v) for k, v in state.items()} for i, state in whole.states().items()}
+    )
     replies = [engine.call(engine.ids, "walk", {"t": 1}, None, (1, 0)) for engine in (whole, resumed)]
     assert all(map(torch.equal, *replies))
     assert difference(whole, resumed) == 0

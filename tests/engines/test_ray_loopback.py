@@ -41,3 +41,16 @@ def test_it_listens_on_loopback_only_with_a_token_and_no_dashboard() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"listens": ["127.0.0.1"], "mode": "token", "token": "0o600", "dashboard": ""}
+
+
+@pytest.mark.parametrize("cause", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_parties_that_do_not_fit_a_node_are_a_sentence(cause: Exception) -> None:
+    """As of `benchmarks.cluster large`: the run printed a traceback."""
+    from ray import exceptions
+
+    from fedloom.core.errors import EngineError
+    from fedloom.engines._ray_cluster import _cause
+
+    found = _cause(exceptions.RayTaskError("states", "Traceback …", cause), "node-7")
+    assert isinstance(found, EngineError)
+    assert "node-7" in str(found) and "engine.memory_mb" in str(found) and "Traceback" not in str(found)

@@ -267,3 +267,14 @@ def test_a_page_of_the_user_has_few_parties_too(tmp_path: Path) -> None:
     page = tmp_path / "mine.py"
     page.write_text(source_of("proto-evfl").read_text())
     assert read(str(page)).run.data.clients == 4
+
+
+def test_columns_of_a_file_are_cut_though_its_rows_would_be_dealt_at_random(tmp_path: Path) -> None:
+    file = tmp_path / "my.csv"
+    file.write_text("a,b,ill\n" + "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(90)))
+    for more in ({}, {"group": "a"}):
+        assert check(
+            {"run": {"method": "split", "data": {"name": str(file), "label": "ill", **more}}}
+        ).run.data.partition
+    refused = problems(method="split", data={"partition": "iid"})
+    assert refused == ["data.partition: split shares columns, not rows: leave it out"]

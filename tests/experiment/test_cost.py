@@ -174,9 +174,14 @@ def test_a_black_box_costs_nothing_that_is_counted() -> None:
 @pytest.mark.parametrize(
     ("seconds", "workers", "sentence"),
     [
-        (1, 1, "2 runs, 2.0e8 sample passes, about 2 seconds on 1 core"),
-        (840, 2, "2 runs, 2.0e8 sample passes, about 14 minutes on 2 cores"),
-        (15.6e6, 2, "2 runs, 2.0e8 sample passes, about 4,300 hours on 2 cores, some 60 hours on one GPU (rough)"),
+        (1, 1, "2 runs, 2.0e8 sample passes, about 2 seconds on 1 core with parties one by one"),
+        (840, 2, "2 runs, 2.0e8 sample passes, about 14 minutes on 2 cores with parties one by one"),
+        (
+            15.6e6,
+            2,
+            "2 runs, 2.0e8 sample passes, about 4,300 hours on 2 cores with parties one by one, "
+            "some 60 hours on one GPU (rough)",
+        ),
     ],
 )
 def test_it_is_reported_in_a_sentence(seconds: float, workers: int, sentence: str) -> None:

@@ -167,7 +167,7 @@ def test_parties_with_files_of_their_own_predict_a_number(method: str, tmp_path:
     for name, lines in {"a": ["id,size,price", *own], "b": ["id,age", *other]}.items():
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
     columns = {"files": [str(tmp_path / f"{name}.csv") for name in "ab"], "id": "id", "label": "price"}
-    network = {} if method == "vertical-forest" else {"models": {"pool": ["mlp"]}}
+    network: dict[str, Any] = {} if method == "vertical-forest" else {"models": {"pool": ["mlp"]}}
     found = fedloom.run(method, columns=columns, rounds=15, out=tmp_path / "run", **network)
     s = found.summary
     assert s["task"] == "number" and s["label"] == "price" and found.rmse < 0.8 * s["chance"]

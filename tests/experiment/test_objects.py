@@ -350,3 +350,16 @@ def test_the_settings_of_a_file_s_columns_hold_for_a_frame() -> None:
         fedloom.run("fedavg", data=frame, missing="mean", **settings)
     with pytest.raises(DataError, match=r"drop=\['x1'\] is for data frames and files"):
         fedloom.run("local", data=(X, Y), drop=["x1"])
+
+
+def test_progress_is_a_bar_over_the_rounds_or_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.progress import Progress
+
+    seen: list[Any] = []
+    small: dict[str, Any] = {"clients": 2, "models": "mlp", "rounds": 2, "public_rows": 20}
+    fedloom.run("fedmd", progress=lambda status: seen.append(status.round), **small)
+    assert seen == [1, 2]
+    bars: list[dict[str, Any]] = []
+    monkeypatch.setattr(Progress, "update", lambda self, task, **words: bars.append(words))
+    fedloom.compare(["fedmd", "local"], progress=True, **small)
+    assert [bar["total"] for bar in bars] == [4] * 4 and bars[0]["description"].startswith("fedmd seed 0: accuracy ")

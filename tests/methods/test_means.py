@@ -41,7 +41,7 @@ NAMES = [
 
 
 def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
-    """All tensors of everybody's state after a round; of FENS and FD after two, which use means late."""
+    """All tensors of everybody's state after a round; of FENS, FD and FedMosaic after more, which use means late."""
     method, params = registry()[name], SMALL.get(name, {})
     if method.setting == "vertical":
         make: dict[str, Any] = {"make": whole} if name == "fedhssl" else {}
@@ -51,7 +51,7 @@ def after(name: str, how: Aggregator, **engine: Any) -> dict[str, torch.Tensor]:
     server = {"public": places[0].public, "groups": [0] * 6, "group_networks": [common], "pretrained": common}
     return (
         Toy(method, client_contexts=places, server_side=server, means=how, **params, **engine)
-        .run(2 if name in ("fens", "fd") else 1)
+        .run({"fens": 2, "fd": 2, "fedmosaic": 4}.get(name, 1))
         .tensors()
     )
 

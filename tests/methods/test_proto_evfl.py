@@ -140,7 +140,7 @@ def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Arr
 
 def test_without_its_library_transport_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ot", None)
-    with pytest.raises(MethodError, match=r'pip install "fedloom\[ot\]"'):
+    with pytest.raises(MethodError, match=r'pip install -e ".\[ot\]"'):
         optimal_plan(torch.ones(2, 2), torch.ones(2) / 2)
 
 

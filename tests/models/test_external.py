@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused(name: str, shape: tuple[int, ...], why: st
 )
 def test_a_missing_library_names_its_extra(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.models.external.find_spec", lambda needed: None)
-    with pytest.raises(ModelError, match=rf"needs {library}.*pip install 'fedloom\[vision\]'"):
+    with pytest.raises(ModelError, match=rf"needs {library}.*pip install -e '.\[vision\]'"):
         external.build(name, COLOR, 3, *PIXELS)
 
 

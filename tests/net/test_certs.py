@@ -306,7 +306,7 @@ def test_addresses() -> None:
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(EngineError, match=r"pip install 'fedloom\[net\]'"):
+    with pytest.raises(EngineError, match=r"pip install -e '.\[net\]'"):
         importlib.reload(fedloom.remote)
 
 

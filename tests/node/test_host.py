@@ -19,7 +19,7 @@ from fedloom.core import message
 from fedloom.core.engine import Failure
 from fedloom.core.errors import ConfigError
 from fedloom.core.party import Party
-from fedloom.remote import payload, rpc_errors
+from fedloom.remote import loop, payload, rpc_errors
 from fedloom.remote.node import service as hosting
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.peer_fetcher import MOST_TASKS
@@ -316,6 +316,7 @@ def test_heavy_work_is_not_done_in_the_thread_of_the_network(
 
         monkeypatch.setattr(owner, name, watched)
 
+    monkeypatch.setattr(loop, "SMALL", 0)  # every message counts as large
     watch(Store, "read")
     watch(hosting, "prune")
     watch(hosting, "digest")

@@ -81,10 +81,23 @@ def test_no_id_is_matched_before_the_site_has_approved_the_run(
     assert not (asked.config.state / "budget.json").exists()
     shown = approval.find(asked.config.state, RUN)
     assert "Rows are matched by their ids" in shown.text and "Weakness W5" in shown.text
+    assert "Ids are in the column 'patient'." in shown.text
     approval.decide(asked.config.state, shown, "approve", None)
     assert payload.unpack(asked("match", begin()))[0] == {"rows": 12}
     approval.decide(asked.config.state, shown, "stop", None)
     assert asked.refused("match", step("shard", client().request(), shard=0)).code == rpc_errors.STOPPED
+
+
+def test_the_site_is_shown_which_column_a_coordinator_takes_for_ids(
+    host: Callable[..., RunRequest], hosts: Callable[..., RunRequest], tmp_path: Path
+) -> None:
+    """Unless node.toml names it: of any column a matching tells which values are there."""
+    host()
+    for named, column in ((None, "a"), ("patient", "patient")):
+        data = {"people": {"rows": tmp_path / "lab.csv", "id": named}}
+        asked = hosts(methods=["split"], data=data, min_rows=1, approve="ask")
+        assert asked.refused("match", begin(config(id="a"))).code == rpc_errors.PENDING
+        assert f"Ids are in the column '{column}'." in approval.find(asked.config.state, RUN).text
 
 
 def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequest]) -> None:

@@ -17,6 +17,7 @@ from fedloom.protect.accountant import Releases, epsilon
 from fedloom.remote import rpc_errors
 from fedloom.remote.node.budget import FILE, Budget
 from fedloom.remote.node.privacy_ledger import charge, lines
+from fedloom.remote.rpc_errors import CallRefused
 from tests.experiment.test_own_data import ALLOWED, FORM, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening
 
@@ -65,10 +66,10 @@ def test_every_call_is_charged_once_and_a_repeated_one_not_again(hosts: Hosts, t
     assert party.context.secret is not None and party.context.privacy_budget is not None
 
 
-def test_noise_from_the_seed_protects_nobody_and_is_not_charged(hosts: Hosts, tmp_path: Path) -> None:
-    ask = hosts(secret=False)
-    update(ask, 0)
-    assert spent_by(ask) == []
+def test_noise_from_the_seed_protects_nobody_and_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    """An officer who approved it would read an ε that it has not."""
+    with pytest.raises(CallRefused, match="this node's owner must set secret_noise = true"):
+        hosts(secret=False)
 
 
 def test_the_budget_outlives_runs_and_restarts_and_refuses_before_any_work(hosts: Hosts, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ MOST: dict[str, Mapping[str, Bound]] = {
     "local": {},
     "fccl-plus": {"predict": lambda s: 4 * s.B * (s.K + s.B - 1)},
     "fd": {"update": lambda s: 4 * s.K * s.K + s.K},
+    "fedmosaic": {"vote": lambda s: 6 * s.P},
     "feddf": MODEL,
     "fedavg-adam": MODEL,
     "feddf-al": {**LOGITS, "give": lambda s: s.model + 8},

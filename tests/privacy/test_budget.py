@@ -174,7 +174,12 @@ def test_rows_are_introduced_with_one_set_of_settings_over_all_runs(hosts: Hosts
 
 def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(tmp_path: Path, file: Path) -> None:
     public = SimpleNamespace(rows=range(50))
-    party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public))
+    own = SimpleNamespace(x=lambda rows: torch.zeros(len(rows), 4))
+    party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public), data=own)
+    limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
+    for shape in ((1, 10**4, 4), (4,), (1, 5)):  # many rows as one, for a network that takes any number of dimensions
+        with pytest.raises(CallRefused, match="the shape of this node's own"):
+            limits.check("answer", {"x": torch.zeros(shape)})
     for count in (60, 40):  # two runs
         limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
         limits.check("answer", {"x": torch.zeros(count, 4)})

@@ -79,6 +79,13 @@ def test_a_node_answers_an_update_once_a_round_and_no_other_after_going_back(hos
     assert "other arguments" in ask.refused("do", doing(4, ask.host, shared=other)).words
 
 
+def test_one_call_is_no_way_to_ask_the_same_many_times(hosts: Hosts) -> None:
+    ask = hosts(methods=["fedavg"])
+    ask("open", opening(config(method="fedavg")))
+    asked = ask.refused("do", doing(0, ask.host, each=({}, {})))
+    assert asked.words == "a call of update is one task: only answers to peers are several"
+
+
 @pytest.mark.parametrize("place", ["each", "shared"])
 def test_the_coordinator_cannot_speak_for_a_peer(place: str, hosts: Hosts) -> None:
     ask = hosts(methods=["gossip"])

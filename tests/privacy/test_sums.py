@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 
-from fedloom.core.engine import Failure
+from fedloom.core.engine import WRONG_SHAPE, Failure
 from fedloom.core.errors import MessageError
 from fedloom.core.fixed_point import threshold
 from fedloom.core.message import Shape
@@ -314,6 +315,44 @@ def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> t
     line = head["lines"][0]
     reply = payload.decoded(rest, 0) if "reply" in line else None
     return f"{line} {getattr(reply, 'dtype', None)} {getattr(reply, 'shape', None)}", head["notes"], node_run.party
+
+
+def test_a_node_makes_no_vector_that_no_message_could_carry(tmp_path: Path) -> None:
+    """Nor zeros in place of a reply of another shape, which no row decides."""
+    (one, *_) = keepers(tmp_path, 3)
+    one._always = True
+    one.step({"sum": "s", "step": "keys", "names": [], "round": 1, "method": "update"}, [])
+    request = {"round": 1, "method": "update", "call": 0, "mask": {"sum": "s", "weight": ""}}
+    for size, failed in ((2**31, Failure("raised")), (7, {"w": torch.ones(3)})):
+        asked = {**request, "expect": spell({"w": Shape("float32", size)})}
+        if size == 7:
+            assert one.masked(failed, asked, {"t": 1}) == Failure(WRONG_SHAPE, ANY)
+        else:
+            with pytest.raises(MessageError, match="longer than a message"):
+                one.masked(failed, asked, {"t": 1})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("row 7"), MessageError("row 7")])
+def test_a_call_beside_sums_that_answers_nothing_fails_unseen(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the training between two sums: that it failed, once for a row, would be a message of one node."""
+    data = {"wards": {"rows": rows(tmp_path / "own.csv", 80, 3), "test": 0.3, **ALLOWED}}
+    ask = RunRequest(node(tmp_path, methods=["fedextra"], data=data, peers=["n1", "n2", "n3"], min_sum=3))
+    kind = run(method="fedextra", rounds=3, models={}, params={}, aggregate={"secure": True}, data={"clients": 4})
+    ask("open", opening(for_nodes(build(kind, PrivateData())).model_dump_json(), party=3))
+    (node_run,) = ask.host._node_runs.values()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    answers = []
+    for call, name in enumerate(("an honest one", "failing")):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(node_run.party), "begin", fail if name == "failing" else lambda *_, **__: None)
+            answers.append(ask("do", doing(call, ask.host, round=call, method="begin", shared={"first": 0})))
+    ask.close()
+    assert answers[0] == answers[1] and "begin changed nothing: " in caplog.text
 
 
 def test_no_row_decides_whether_a_node_is_in_a_sum(node_in_a_sum: Any, caplog: pytest.LogCaptureFixture) -> None:

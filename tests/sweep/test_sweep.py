@@ -155,7 +155,7 @@ def test_a_missing_extra_is_reported_before_any_work(
     asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedloom.sweep.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"tpe needs Optuna. Install it: pip install 'fedloom\[sweep\]'"):
+    with pytest.raises(ConfigError, match=r"tpe needs Optuna. Install it: pip install -e '.\[sweep\]'"):
         asked(GRID, "sweep.search=tpe")
 
 

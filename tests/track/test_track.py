@@ -204,9 +204,7 @@ def test_what_is_wrong_is_reported_before_any_work(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="wandb is not installed"):
         check(["wandb"])
     monkeypatch.setattr("fedloom.report.track.trackers.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"mlflow is not installed. Install its extra: pip install 'fedloom\[mlflow\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"mlflow is not installed. Install its extra: pip install -e '.\[mlflow\]'"):
         check(["mlflow"])
     with pytest.raises(ConfigError), tracking(tmp_path, ["wandb"]):
         raise AssertionError

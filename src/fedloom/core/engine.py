@@ -28,6 +28,12 @@ protocol, such as evaluation, which get no injected faults."""
 
 NOT_FINITE = "refused what it was sent: not finite"
 """The reason of a failure whose arguments hold NaN or infinity."""
+NOT_READY = "not ready"
+"""The reason of a failure of a party that cannot answer yet: see `NotReady`."""
+RAISED = "raised"
+"""The reason of a failure by any error in a party's code."""
+WRONG_SHAPE = "wrong shape"
+"""The reason of a failure whose reply has not the shape that was expected."""
 UNREACHABLE = "unreachable"
 """The reason of a failure whose party cannot be reached now but may return."""
 
@@ -360,13 +366,13 @@ def run_task(
                 raise Crash(f"injected at {task.method}")
             reply = message.map_tensors(lambda x: x.detach().clone(), function(**arguments))
     except NotReady:
-        return Failure("not ready")
+        return Failure(NOT_READY)
     except PrivacyBudgetSpent:  # for the node's owner to decide, not a failure of this party
         raise
     except Exception as error:  # any error in a party's code is that party's failure
         if isinstance(error, MessageError):
             return Failure("not a message", traceback.format_exc())
-        return Failure("raised", traceback.format_exc(), injected=isinstance(error, Crash))
+        return Failure(RAISED, traceback.format_exc(), injected=isinstance(error, Crash))
     return disturbed(reply, task.fault)
 
 
@@ -395,7 +401,7 @@ def reply_problem(reply: object, expect: Template) -> Failure | None:
     reason = "not a message"
     try:
         message.check(reply)  # type: ignore[arg-type]
-        reason = "wrong shape"
+        reason = WRONG_SHAPE
         message.check_like(reply, expect)
         reason = "not finite"
         message.check_finite(reply)  # type: ignore[arg-type]

@@ -237,8 +237,8 @@ class Method:
         >>> fedavg = named("fedavg")
         >>> fedavg.configure(params={"epochs": 2}).epochs, fedavg.needs
         (2, ('one network',))
-        >>> fedavg.party_at(ClientContext(id=0)).__name__
-        'FedAvgClient'
+        >>> fedavg.party_at(ClientContext(id=0)).__name__, fedavg.without_network
+        ('FedAvgClient', False)
 
     Attributes:
         name: its name on the command line.

@@ -6,6 +6,7 @@ engine may move a party to another process, rebuild it from its state, or resume
 """
 
 import contextlib
+import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -520,3 +521,9 @@ class Party(Generic[ConfigT_co]):
         finally:
             if self._network is not None:
                 self._network.end()
+
+
+def answers_nothing(kind: type[Party[Any]], method: str) -> bool:
+    """Whether the replies to a method of a party's page have no content: it is annotated to return
+    None."""
+    return inspect.signature(getattr(kind, method)).return_annotation in (None, "None")

@@ -126,7 +126,7 @@ class RayCluster:
                 replies[number] = ray.get(reply)
             except lost.RayTaskError as error:  # raised by the worker itself
                 lost_worker |= isinstance(error.cause, _LOSS)
-                errors.append(error.cause if isinstance(error.cause, FedloomError) else error)
+                errors.append(_cause(error, self.nodes[number]))
             except _LOSS:
                 lost_worker = True
         if lost_worker:
@@ -243,6 +243,16 @@ def _knock(address: str) -> None:
         raise EngineError(
             f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, which prints its address"
         ) from None
+
+
+def _cause(error: lost.RayTaskError, node: str) -> Exception:
+    """What a worker's error on a node is raised as: a sentence where its parties do not fit into memory."""
+    if isinstance(error.cause, MemoryError) or "can't allocate memory" in str(error.cause):
+        return EngineError(
+            f"the parties of a worker on node {node} do not fit into its memory; add nodes and raise engine.workers, "
+            "or set engine.memory_mb, which keeps the rest of their state on disk"
+        )
+    return error.cause if isinstance(error.cause, FedloomError) else error
 
 
 def _compare(about: Mapping[str, str]) -> None:

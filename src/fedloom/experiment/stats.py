@@ -31,6 +31,7 @@ from fedloom.protect.aggregators import Secure
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 FEWEST = 3
 """Owners from which on sums are secure."""
@@ -77,6 +78,26 @@ class Stats:
             4
         """
         return "\n\\medskip\n\n".join(latex_table(table.columns, _counted(table)) for table in self.tables)
+
+    def plot(self) -> "Figure":
+        """How much of each column's variance lies between owners (drift), as a matplotlib Figure.
+
+        Example:
+            >>> found.plot().get_axes()[0].get_xlabel()
+            'drift between owners'
+        """
+        from fedloom.core.pictures import BLUE, axes
+
+        drifts: dict[str, float] = {}
+        for table in self.tables:
+            at = table.columns.index("Drift")
+            drifts |= {str(row[0]): row[at] for row in table.rows if isinstance(row[at], float)}  # type: ignore[misc]
+        figure, drawn = axes(len(drifts))
+        drawn.barh(range(len(drifts)), [*drifts.values()], color=BLUE)
+        drawn.set_yticks(range(len(drifts)), [*drifts])
+        drawn.invert_yaxis()
+        drawn.set(xlabel="drift between owners", xlim=(0, 1))
+        return figure
 
     def _repr_html_(self) -> str:
         head = f"statistics of {len(self.owners)} owners, {self.sent:,} bytes sent by each"

@@ -1,11 +1,11 @@
 """Pictures and cards of results in a notebook."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedloom.core import pictures
 from fedloom.core.cards import html_card
 from fedloom.experiment.config.spoken import in_python
 from fedloom.experiment.run.metrics import GLOBAL
@@ -14,27 +14,18 @@ from fedloom.report import formatting as fmt
 from fedloom.report.results import conclusion, metrics
 
 
-class Picture(Figure):
-    """A figure that a notebook shows without pyplot."""
-
-    def _repr_svg_(self) -> str:
-        target = io.StringIO()
-        self.savefig(target, format="svg")
-        return target.getvalue()
-
-
 def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
     """The main metric of a run by iteration, with ± one standard deviation over clients, and the chance level."""
     main = GLOBAL if s.scores else s.main
     points = {(row[1], row[4]): row[5] for row in rows if row[3] == ""}
     x = sorted({iteration for iteration, metric in points if metric == main.mean})
     y = [points[at, main.mean] for at in x]
-    figure, axes = _axes()
-    axes.plot(x, y, marker="o" if len(x) < 30 else None, color="#0072b2")
+    figure, axes = pictures.axes()
+    axes.plot(x, y, marker="o" if len(x) < 30 else None, color=pictures.BLUE)
     if all((at, main.std) in points for at in x):
         spread = [points[at, main.std] for at in x]
         ends = [[value + sign * d for value, d in zip(y, spread, strict=True)] for sign in (-1, 1)]
-        axes.fill_between(x, *ends, color="#0072b2", alpha=0.16, linewidth=0)
+        axes.fill_between(x, *ends, color=pictures.BLUE, alpha=0.16, linewidth=0)
     if (chance := s.chance_of(main)) is not None:
         axes.axhline(chance, color="gray", linestyle=":", label=f"always {s.most_frequent(main)}")
         axes.legend(frameon=False)
@@ -45,9 +36,9 @@ def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
 def methods(found: Comparison) -> Figure:
     """The mean of the main metric of each method, with ± one standard deviation over seeds."""
     values = {m.name: (m.scores if found.joint else m.accuracies)[found.metric] for m in found.methods}
-    figure, axes = _axes()
+    figure, axes = pictures.axes()
     for number, one in enumerate(values.values()):
-        axes.errorbar(one.mean, number, xerr=one.std_over_seeds, marker="o", color="#0072b2", capsize=4)
+        axes.errorbar(one.mean, number, xerr=one.std_over_seeds, marker="o", color=pictures.BLUE, capsize=4)
     axes.set_yticks(range(len(values)), [*values])
     axes.invert_yaxis()
     title = metrics(found)[found.metric].title
@@ -68,10 +59,3 @@ def comparison_card(found: Comparison, verdict: str) -> str:
     return html_card(
         verdict, [*lines, *map(in_python, found.remarks)], ["method", score.title, "seeds", "sent", "time"], rows
     )
-
-
-def _axes() -> tuple[Figure, Any]:
-    figure = Picture(figsize=(6, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes

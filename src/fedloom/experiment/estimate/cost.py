@@ -139,7 +139,8 @@ def _cost(real: NetworkSpeed, work: Passes, small: NetworkSpeed | None = None) -
 
 
 def describe(costs: Iterable[Cost], workers: int = 1) -> str:
-    """Runs, passes and hours in a sentence.
+    """Runs, passes and hours in a sentence. Batched parties and runs in lock-step, which `auto` may choose by measuring
+    this machine, take less: what they save is not estimated.
 
     Args:
         costs: the cost of each run.
@@ -151,7 +152,7 @@ def describe(costs: Iterable[Cost], workers: int = 1) -> str:
     if total.passes >= 1e5:
         passes = f"{total.passes:.1e}".replace("e+0", "e").replace("e+", "e")
     text = f"{len(every)} run{'s' * (len(every) != 1)}, {passes} sample passes, "
-    text += f"about {_rounded(seconds)} on {workers} core{'s' * (workers != 1)}"
+    text += f"about {_rounded(seconds)} on {workers} core{'s' * (workers != 1)} with parties one by one"
     return text + (f", some {_rounded(total.gpu)} on one GPU (rough)" if seconds > 2 * 3600 else "")
 
 

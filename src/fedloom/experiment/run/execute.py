@@ -54,7 +54,7 @@ def execute(
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
-        with place.start(plan) as engine, alone_in(folder):
+        with place.start(plan) as engine, alone_in(None if engine.remote else folder):  # a later coordinator takes over
             if not engine.remote:  # remote parties are checked when they connect
                 _repeat_if_lost(lambda: agree(engine, plan.data.public_digest))
             session = Session(plan, engine, folder)

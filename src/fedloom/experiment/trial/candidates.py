@@ -5,8 +5,10 @@ and network differ in numbers, not in operations, so they train in lock-step: se
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +31,7 @@ from fedloom.experiment.config.run import DEFAULT_ITERATIONS
 from fedloom.experiment.plan.assignment import rows_of, target_of, training_labels
 from fedloom.experiment.plan.networks import assign_groups
 from fedloom.experiment.plan.settings.horizontal import raw_columns
+from fedloom.experiment.run.execute import one_thread
 from fedloom.models.black_boxes import BLACK_BOXES, make
 
 FEASIBLE: Final = {"one network", "same feature dim", "architecture groups", "raw rows"}
@@ -82,6 +85,15 @@ class Candidate:
         """The label with model and rate."""
         rate = f", rate {self.params['lr']:g}" if "lr" in self.params else ""
         return f"{self.label}{f', {self.model}' if self.model else ''}{rate}"
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """As `one_thread`, with the libraries of black boxes, which are loaded first: later only the thread that limits
+    them here could, and candidates train in others."""
+    import_module("sklearn.linear_model")
+    with one_thread():
+        yield
 
 
 def obstacle(method: Method, owners: int, task: TaskKind = "classes") -> str:

@@ -25,8 +25,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.hub import read_table, refuse_unknown_files
 from fedloom.data.options import DataOptions
 from fedloom.data.own import encoded, interpret
-from fedloom.experiment.run.execute import one_thread
-from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance
+from fedloom.experiment.trial.candidates import Candidate, CandidateTraining, advance, on_one_thread
 from fedloom.experiment.trial.choice import best
 from fedloom.experiment.trial.contributions import scores_of, told
 from fedloom.experiment.trial.decide import decide
@@ -89,7 +88,7 @@ def trial_columns(
     priors = _priors(y, folds, classes)
     total, done = len(data) * (len(boxes) + repeats - 1), 0
     labels, chosen = {}, {}
-    with one_thread():
+    with on_one_thread():
         for name, each in data.items():
             run = _Side(metric, boxes, each, folds, priors, config.seed)
             for c in range(repeats):

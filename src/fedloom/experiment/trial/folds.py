@@ -62,10 +62,14 @@ def by_unit(unit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _windows(owners: Owners) -> np.ndarray:
     assert owners.order is not None
     last = int(owners.order.max()) + 1
-    median = float(np.median(np.bincount(owners.owner)))
-    count = int(np.clip(median / 2 / WINDOW_ROWS, 2, min(WINDOWS, max(2, last // 2))))
+    count = windows(float(np.median(np.bincount(owners.owner))), last)
     cuts = np.linspace(last / 2, last, count + 1)
     return np.searchsorted(cuts, owners.order, side="right") - 1
+
+
+def windows(rows: float, times: int) -> int:
+    """The number of windows of time for an owner of median size with so many rows, at so many times."""
+    return int(np.clip(rows / 2 / WINDOW_ROWS, 2, min(WINDOWS, max(2, times // 2))))
 
 
 def split(owners: Owners, folds: np.ndarray, k: int, seed: int) -> Fold:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
@@ -13,6 +13,9 @@ from fedloom.experiment.trial.decide import FEWEST, Decision, OwnerVerdict
 from fedloom.experiment.trial.evidence import Evidence
 from fedloom.experiment.trial.partners import Partners
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2"]
 METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2")
@@ -246,6 +249,28 @@ class TrialResult:
         """
         rows = [[name, HEADS[c.decision], c.rows, c.gain, c.low, c.high] for name, c in self.owners.items()]
         return latex_table(["Owner", "Decision", "Rows", f"Gain ({score_name(self.metric)})", "Low", "High"], rows)
+
+    def plot(self) -> "Figure":
+        """Each owner's gain with its 95 % interval, and the gains that are not worth it, as a matplotlib Figure.
+
+        Example:
+            >>> told.plot().get_axes()[0].get_xlabel()
+            'gain (AUC)'
+        """
+        from fedloom.core.pictures import BLUE, axes
+
+        known = {name: card for name, card in self.owners.items() if card.gain is not None}
+        figure, drawn = axes(len(known))
+        for row, card in enumerate(known.values()):
+            assert card.gain is not None
+            ends = None if card.low is None or card.high is None else [[card.gain - card.low], [card.high - card.gain]]
+            drawn.errorbar(card.gain, row, xerr=ends, marker="o", color=BLUE, capsize=4)
+        drawn.axvspan(-self.worth, self.worth, color="gray", alpha=0.2, linewidth=0)
+        drawn.axvline(0, color="gray", linewidth=0.8)
+        drawn.set_yticks(range(len(known)), [*known])
+        drawn.invert_yaxis()
+        drawn.set(xlabel=f"gain ({score_name(self.metric)})", title="Federated minus alone, with 95 % intervals")
+        return figure
 
     def _repr_html_(self) -> str:
         rows = [

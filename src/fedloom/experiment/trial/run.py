@@ -13,7 +13,6 @@ from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.ledger import Ledger
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.data.encoder import undo
-from fedloom.experiment.run.execute import one_thread
 from fedloom.experiment.run.lockstep import faster_in_lockstep
 from fedloom.experiment.trial.candidates import (
     ALONE,
@@ -30,6 +29,7 @@ from fedloom.experiment.trial.candidates import (
     default_methods,
     infeasible,
     obstacle,
+    on_one_thread,
 )
 from fedloom.experiment.trial.choice import WEIGHTS, best, personal
 from fedloom.experiment.trial.contributions import contributions, scores_of, told
@@ -70,7 +70,7 @@ def run_trial(
         ConfigError: an unknown or infeasible method.
         DataError: rows are too few to split.
     """
-    with one_thread():
+    with on_one_thread():
         return TrialRun(owners, config or TrialConfig(), progress or (lambda done, total, seconds: None)).run()
 
 

@@ -88,8 +88,9 @@ class NodeData(FileSection):
     delta: float = Field(1e-5, gt=1e-10, lt=1)
     """The δ of `epsilon` (rows)."""
     reply_every: float | None = Field(None, gt=0)
-    """Seconds: a reply with differential privacy leaves at a multiple of these after its call came, so that its time
-    tells nothing of rows (rows). Set it above the slowest call; None sends each reply when it is ready."""
+    """Seconds: a reply with differential privacy leaves at a multiple of these after its work began, and no other work
+    begins before, so that its time tells nothing of rows (rows). Set it above the slowest call; None sends each reply
+    when it is ready."""
     people: str | None = None
     """The name of the people whose rows these are (rows): files about the same people share one budget. None for the
     name of this section."""
@@ -172,8 +173,8 @@ class NodeConfig(FileSection):
     """PEM list of revoked certificates (CRL), read again when it changes; required with own rows."""
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
-    noticed, and nothing more is charged until `fedloom node NODE.toml --accept-restored`, which counts the whole ε.
-    None for none."""
+    noticed. Then, or if the file is deleted, nothing more is charged until `fedloom node NODE.toml --accept-restored`,
+    which counts the whole ε. None for none."""
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
     """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
     of names, without addresses, is for a transport of another kind, such as Flower's."""
@@ -354,6 +355,8 @@ def _violations(
     few = run.aggregate.secure and cfg.participants(run.data.training) < run.data.training
     if few and config.quarantine and data.rows is not None:
         yield "with secure sums all nodes take part in each round: set params.clients_per_round to none"
+    if data.rows is not None and cfg.promises and not config.secret_noise:
+        yield "a run that promises an ε needs noise that nobody knows: this node's owner must set secret_noise = true"
     if data.rows is not None and run.faults != Faults():
         yield "faults are for tests on public data sets: leave [faults] out"
     if form is not None and form.kind == "table" and data.rows is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedloom.core import message
@@ -42,6 +43,8 @@ class OwnerLimits:
         if method == "introduce" and getattr(self._party.cfg, "trust_introduces", False):
             self._introduce()
         if method == "answer" and isinstance(given.get("x"), Tensor):
+            if given["x"].shape[1:] != self._party.data.x(torch.arange(1)).shape[1:]:  # one row could hold many
+                raise refused("rows to be answered must have the shape of this node's own")
             self._answer(len(given["x"]))
 
     def _introduce(self) -> None:

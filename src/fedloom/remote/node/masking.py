@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedloom.core import fixed_point, message
-from fedloom.core.engine import Failure, reply_problem
+from fedloom.core.engine import NOT_FINITE, NOT_READY, WRONG_SHAPE, Failure, reply_problem
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Template, Tree
 from fedloom.core.templates import unspell
@@ -33,6 +33,8 @@ REQUEST: Final = {
 MASK: Final = {"sum": str, "weight": str}
 """The fields of a call whose reply is masked: the sum, and the name of the weight, or ""."""
 
+_NO_ROWS: Final = (NOT_FINITE, NOT_READY, WRONG_SHAPE)
+"""Failures that depend on arguments, on the order of calls, or on settings, and on no row."""
 _log = logging.getLogger("fedloom.node")
 
 
@@ -176,7 +178,7 @@ class SumKeeper:
         self._least, self._past = max(config.min_sum, least), past
         self._allowed = {config.name, *({*config.peers} & {*members.values()})}
         self._sums: dict[str, _Sum] = {}
-        self._always = always
+        self._always, self._most_bytes = always, config.max_message_mb << 20
 
     def step(self, request: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
         """The reply to a step of a sum that is not the masked vector itself.
@@ -237,10 +239,11 @@ class SumKeeper:
         if (request["round"], request["method"]) != (now.round, now.method):
             raise refused("this sum began for another call")
         expect, names = unspell(request["expect"]), now.member.names
-        d = fixed_point.size(expect, weight)
+        if 8 * (d := fixed_point.size(expect, weight)) > self._most_bytes:
+            raise MessageError(f"a sum of {d} numbers is longer than a message")
         x = _encoded(reply, expect, weight, len(now.certificates))
         if isinstance(x, Failure):
-            if not self._always:
+            if not self._always or x.reason in _NO_ROWS:
                 return x
             _log.error("a reply to %s counts as nothing in its sum: %s\n%s", now.method, x.reason, x.trace)
             x = np.zeros(d, np.uint64)

@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 
 from fedloom.core import message
-from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run_task
+from fedloom.core.engine import NOT_FINITE, NOT_READY, RAISED, Failure, ReplyRef, Task, arguments, reply_ref, run_task
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
 from fedloom.core.method import MethodConfig
-from fedloom.core.party import Note, Party
+from fedloom.core.party import Note, Party, answers_nothing
 from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.looks import blurred, look
@@ -70,11 +70,13 @@ def work(
                 result = _task(node_run, task, request, shared, rest, fetched, watch)
                 if request["method"] != "score" and not isinstance(result, Failure):
                     result = node_run.outgoing(result)
+                if node_run.summed and not _is_finite(party, watch):
+                    node_run.undo()
+                    result = Failure("not finite", "the call would leave weights that are not finite")
                 if request["mask"] is not None:
-                    if node_run.summed and not _is_finite(party, watch):
-                        node_run.undo()
-                        result = Failure("not finite")
                     result = _masked(node_run, result, request, shared)
+                elif node_run.summed and t >= 0 and isinstance(result, Failure) and _of_rows(result):
+                    result = _unsaid(party, request["method"], result)
                 lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
         if not _is_finite(party, watch):
             raise MessageError("the weights are not finite")
@@ -115,6 +117,19 @@ def _is_finite(party: Party[MethodConfig], watch: "_Watch") -> bool:
     except MessageError:
         return False
     return True
+
+
+def _of_rows(failure: Failure) -> bool:
+    """Whether a failure may depend on rows, and not on the arguments and the order of calls alone."""
+    return failure.reason not in (NOT_FINITE, NOT_READY)
+
+
+def _unsaid(party: Party[MethodConfig], method: str, failure: Failure) -> Tree | Failure:
+    """None in place of a failure, where the party's method answers nothing: that it failed would be an answer."""
+    if not answers_nothing(type(party), method):
+        return failure
+    _log.error("%s changed nothing: %s\n%s", method, failure.reason, failure.trace)
+    return None
 
 
 def _masked(node_run: NodeRun, reply: Tree | Failure, request: Mapping[str, Any], shared: Tree) -> Tree | Failure:
@@ -176,7 +191,7 @@ def _task(
     if isinstance(reply, Failure) and reply.trace:
         _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
     if isinstance(reply, Failure) and node_run.covered:
-        return Failure("raised")
+        return Failure(RAISED)
     if scored is not None and isinstance(reply, dict):
         node_run.write_scores(given)
     if scored is not None and scored.secret is not None and isinstance(reply, dict):
@@ -255,6 +270,8 @@ def _check_senders(answers: bool, each: Mapping[str, Any], shared: Mapping[str, 
 def _take_turn(node_run: NodeRun, request: Mapping[str, Any], given: Mapping[str, Tree]) -> None:
     """Record a call, which must have its turn in the round."""
     party, method = node_run.party, request["method"]
+    if method not in party.TO_PEERS and len(request["tasks"]) > 1:
+        raise refused(f"a call of {method} is one task: only answers to peers are several")
     most = party.cfg.calls_in_round(party.context).get(method, 1)
     peers, sha256 = method in party.TO_PEERS, message.digest(dict(given))
     asker = int(given["by"]) if peers and "asked" in given else -1  # type: ignore[arg-type]

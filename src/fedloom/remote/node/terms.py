@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
 from fedloom.core.method import Method, MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.party import Party, answers_nothing
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.networks import sizes
 from fedloom.remote.node.config import NodeConfig
@@ -81,6 +81,8 @@ def summary(
         *own,
         f"Scores of models: {looks}. Notes: {'yes' if config.notes and not run.aggregate.secure else 'no'}.",
     ]
+    if run.columns.private:  # unless node.toml names it, the coordinator does
+        lines.append(f"Ids are in the column {data.id or run.columns.id!a}.")
     if run.aggregate.secure:
         lines.append(f"Sums are of at least {config.min_sum} of {', '.join(sorted({config.name, *config.peers}))}.")
     if method.client.TO_PEERS:
@@ -137,10 +139,7 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
 
 def _replies(method: Method, names: tuple[str, ...]) -> list[str]:
     """The party's methods whose replies have content."""
-    return [name for name in names if inspect.signature(getattr(method.client, name)).return_annotation not in _NOTHING]
-
-
-_NOTHING: Final = (None, "None")
+    return [name for name in names if not answers_nothing(method.client, name)]
 
 
 def _first_line(method: Method, name: str) -> str:

@@ -21,6 +21,7 @@ from fedloom.data.options import GUESS, DataOptions
 from fedloom.data.party_files import PartyFile
 from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
+from fedloom.data.sources import is_path
 from fedloom.data.stats import describe_parties
 from fedloom.data.vertical import PartyView, VerticalDataset, scale_of
 from fedloom.experiment.config.data import DataConfig
@@ -43,7 +44,10 @@ class Vertical:
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings of the horizontal setting."""
-        partitioned = run.data.partition != DataConfig().partition and run.data.partition
+        own_file = (
+            "natural" if run.data.group else "iid" if is_path(run.data.name) else ""
+        )  # by itself: see `DataConfig`
+        partitioned = run.data.partition not in (DataConfig().partition, own_file)
         for setting, given in (
             *(("server_rows", run.data.server_rows), ("unseen", run.data.unseen)),
             *(("partition", partitioned), ("options", run.data.options)),
