@@ -164,7 +164,7 @@ EXACT: dict[str, dict[str, Any]] = {
 """The methods whose sums are of integers."""
 NOTHING_TO_SUM = {"local", "kd-only", "server-ce-only", "local-only"}
 """Configurations of these pages that send nothing."""
-RULES_ONLY = {"fd", "feddf", "fens", "fedhssl"}
+RULES_ONLY = {"fd", "feddf", "fedmosaic", "fens", "fedhssl"}
 """Methods whose server needs single replies besides their mean."""
 BESIDE = {
     "augfl": {"int64[]"},

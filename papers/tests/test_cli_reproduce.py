@@ -49,8 +49,9 @@ def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest
         raise OSError(28, "No space left on device", "out/page")
 
     monkeypatch.setattr("fedloom_papers.plan.run_plan", run_plan)
-    done = fedloom("reproduce", "tiny.toml", code=1)
-    assert done.stderr == "error  No space left on device: out/page\n"
+    done = fedloom("reproduce", "tiny.toml", code=2)
+    hint = "free some space and repeat the command, a run with --resume"
+    assert done.stderr == f"error  No space left on device: out/page; {hint}\n"
 
 
 @pytest.mark.parametrize(

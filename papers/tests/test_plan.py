@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from itertools import pairwise
@@ -165,6 +166,9 @@ def test_data_that_is_not_here_is_reported_before_any_work(
 def test_a_list_of_pictures_that_is_not_here_is_reported_before_any_work(tmp_path: Path) -> None:
     text = TINY.replace('{ method = "local" }', '{ method = "split", columns = { manifest = "no.csv" } }')
     text = text.replace('models = { pool = ["linear"] }\n', "")
+    text = re.sub(
+        r"data = \{ options = \{ alpha = (\d)\.0 \} \}", r"rounds = \1", text
+    )  # these rows are not partitioned
     found = plan({"one": parsed(text, "one")}, tmp_path, "small", only=["Local"])
     assert [Path(path).name for path in unlisted(found.runs)] == ["no.csv"]
     with pytest.raises(DataError, match=r"missing manifest: .*no\.csv\. Create it"):

@@ -249,9 +249,8 @@ def test_a_full_disk_and_a_folder_that_cannot_be_made(typed: Callable[..., Done]
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         said = typed("run", "fedmd", *SMALL, "--out", "run", code=2).stderr
-    assert (
-        said == "error  No space left on device: run/config.toml; free some space, and continue the run with --resume\n"
-    )
+    hint = "free some space and repeat the command, a run with --resume"
+    assert said == f"error  No space left on device: run/config.toml; {hint}\n"
     assert "name another file or folder" in typed("run", "fedmd", *SMALL, "--out", "/proc/x", code=2).stderr
 
 

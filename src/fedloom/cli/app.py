@@ -181,8 +181,8 @@ def _as_command(error: Exception) -> str:
 
 
 MENDS = {
-    errno.ENOSPC: "free some space, and continue the run with --resume",
-    errno.EDQUOT: "free some space, and continue the run with --resume",
+    errno.ENOSPC: "free some space and repeat the command, a run with --resume",
+    errno.EDQUOT: "free some space and repeat the command, a run with --resume",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a file or folder that you may read and write"),
 }
 """Errors of the operating system -> how to mend them."""
