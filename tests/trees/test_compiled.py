@@ -81,3 +81,12 @@ def test_loops_are_loaded_for_much_work_alone(monkeypatch) -> None:
     monkeypatch.setattr(histograms, "_seen", 0)
     assert histograms._loops(histograms.MANY - 1) is None
     assert histograms._loops(1) is compiled
+
+
+def test_an_owner_without_rows_adds_zeros_after_many_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histograms, "_compiled", lambda: compiled)
+    monkeypatch.setattr(histograms, "MANY", 0)
+    none = np.zeros((1, 0), np.int64)
+    asked, tree = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    found = histograms.gradient_histograms(np.zeros((0, 2), np.int32), none, none.astype(np.int32), asked, tree, 10)
+    assert found.shape[1:] == (1, 10) and not found.any()

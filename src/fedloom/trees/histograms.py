@@ -141,7 +141,7 @@ def gradient_histograms(
     for t, mine in _by_tree(tree):
         slots, place, total = mine.stop - mine.start, _places(asked[mine]), np.zeros(1, np.int64)
         if (loops := _loops(cells.size)) is not None:
-            for first in range(0, len(cells), BLOCK):
+            for first in range(0, max(len(cells), 1), BLOCK):
                 some, out = slice(first, first + BLOCK), np.zeros(slots * width, np.int64)
                 loops.add_words(cells[some], words[t, some], node[t, some], place, width, out)
                 total = total + opened(out)
