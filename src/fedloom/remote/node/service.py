@@ -172,7 +172,7 @@ class NodeService:
                 raise refused("your certificate, or this node's owner, does not give you the role submit")
             return await answers[kind](caller, body)
         except CallRefused as refusal:
-            error = refusal
+            error = refusal.bare()
         except MessageError as invalid:
             error = CallRefused(rpc_errors.MALFORMED, "invalid message", str(invalid))
         except OSError as problem:
@@ -181,7 +181,10 @@ class NodeService:
         except Exception:
             _log.exception("a call of %s failed", caller)
             error = CallRefused(rpc_errors.FAILED, "this node failed to answer; the reason is in its log")
-        raise self._log_refusal(caller, error)
+        try:
+            raise self._log_refusal(caller, error)
+        finally:
+            del error  # or a cycle of it and this frame would keep the call's bytes
 
     async def close(self) -> None:
         """Start no more work, and end what is under way; it changes nothing."""
