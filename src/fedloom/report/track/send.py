@@ -10,13 +10,13 @@ import logging
 import os
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fedloom.core import toml
 from fedloom.core.errors import DataError, EngineError
 from fedloom.core.paths import lock
 from fedloom.experiment.run.result import RunSummary
@@ -179,7 +179,7 @@ def info(folder: Path) -> RunInfo:
     """
     try:
         config = text(folder / "config.toml")
-        values = tomllib.loads(config)
+        values = toml.loads(config)
         started = datetime.fromisoformat(parsed(folder / "environment.json")["started"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} holds no run or is damaged ({reason(error)}). Name a run's folder.") from None
