@@ -117,6 +117,8 @@ class NodeService:
         self._prune()
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
             _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
+        if problem := self.budget.problem():
+            _log.warning("%s; until then no run may spend anything", problem)
         self._matcher = Matcher(
             config,
             self._folder,
