@@ -72,7 +72,10 @@ def embed(
     folder: Annotated[Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")],
     rows: Annotated[
         Path,
-        typer.Argument(metavar="ROWS.csv", help="New rows with the party's own columns; or a list of images, or .npy."),
+        typer.Argument(
+            metavar="ROWS.csv",
+            help="New rows with the party's own columns, - for standard input; or a list of images, or .npy.",
+        ),
     ],
     target: Annotated[Path, typer.Option("--out", help="The file to write.")],
     id_: IdColumn = None,
@@ -95,7 +98,7 @@ def embed(
 
     _refuse_overwrite(target, force)
     party = load_party(folder, trust=trust or ())
-    raw, ids = read_rows(rows, party.inputs.recipe, id_)
+    raw, ids = read_rows(Path(standard_input(str(rows), ".csv")), party.inputs.recipe, id_)
     embeddings = party.embed(raw, ids)
     write_embeddings(target, embeddings)
     out.print(f"party {party.number}: {len(embeddings):,} rows, {embeddings.values.shape[1]} numbers each")
