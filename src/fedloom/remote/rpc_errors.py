@@ -1,6 +1,5 @@
 """Errors of calls between parties: a code and a sentence for the caller, never the text of an exception."""
 
-import traceback
 from typing import Final
 
 REFUSED: Final = "refused"
@@ -61,6 +60,10 @@ class CallRefused(Exception):
         self.words = words
         self.detail = detail
 
+    def bare(self) -> "CallRefused":
+        """The same without the frames that it went through, which hold the bytes of the call."""
+        return CallRefused(self.code, self.words, self.detail)
+
 
 def refused(words: str) -> CallRefused:
     """The error for a call that the caller may not make."""
@@ -75,11 +78,3 @@ def mismatch(words: str) -> CallRefused:
 def superseded() -> CallRefused:
     """The error for a call of an older start of a run."""
     return CallRefused(STALE, "a newer start of this run has taken over")
-
-
-def forget(error: BaseException | None) -> None:
-    """Release what the frames of an error hold, such as a call's bytes: an error that is kept, or in a cycle, would
-    keep them. Call it once the error is handled."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__

@@ -152,11 +152,9 @@ class RPCService:
                 raise CallRefused(rpc_errors.BUSY, "too many calls at once")
             await self._serve(caller, frames, context)
         except CallRefused as refusal:
-            rpc_errors.forget(refusal)
             self._log_refusal(caller, refusal)
             await _refuse(context, refusal)
         except (FrameError, TimeoutError) as error:
-            rpc_errors.forget(error)
             _log.info("a call of %s was interrupted: %s", caller, error or "timeout")
             words = "the call does not match its announced size, or paused for too long"
             await _refuse(context, CallRefused(rpc_errors.MALFORMED, words))
@@ -207,6 +205,7 @@ class RPCService:
                 at = call.arrived
                 await _write(context, framed({"have": at}))
             await self._take(call, at, first, frames)
+            del first
             answer, total = await asyncio.shield(self._work(key, call))
             start = head["got"] if head["of"] == total and 0 <= head["got"] <= len(answer) else 0
             await self._caller(context)  # its certificate may have been revoked meanwhile
@@ -284,6 +283,7 @@ class RPCService:
         if call.work is None:
             if call.sum != call.announced:
                 self._calls.pop(key, None)
+                call.body.clear()
                 raise CallRefused(rpc_errors.MALFORMED, "the call's bytes do not have the announced CRC-32")
             body, call.body = bytes(call.body), bytearray()
             call.work = asyncio.ensure_future(self._answer(key[0], call.kind, body))
@@ -294,19 +294,18 @@ class RPCService:
         try:
             answer = await self._handler.answer(caller, kind, body)
             return answer, await total_of(answer)
-        except CallRefused:
-            raise
+        except CallRefused as refusal:
+            error = refusal.bare()
         except Exception:
             _log.exception("a call of %s failed", caller)
-            raise _failed() from None
+            error = _failed()
+        del body  # the refusal has this frame, and this call the refusal: they live until somebody collects cycles
+        raise error
 
     def _done(self, key: tuple[str, str], call: _Call, work: asyncio.Task[tuple[bytes, int]]) -> None:
         call.touched = monotonic()
-        if work.cancelled() or work.exception() is not None:
-            if not work.cancelled():
-                rpc_errors.forget(work.exception())
-            if self._calls.get(key) is call:
-                del self._calls[key]  # a refusal is not kept: a repeated call may succeed
+        if (work.cancelled() or work.exception() is not None) and self._calls.get(key) is call:
+            del self._calls[key]  # a refusal is not kept: a repeated call may succeed
 
     def _sweep(self) -> None:
         """Drop calls that were abandoned for `KEPT` seconds."""

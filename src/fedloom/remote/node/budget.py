@@ -45,6 +45,7 @@ class Spent(BaseModel):
         ids: ids that coordinators have matched.
         answers: rows of a coordinator that were answered.
         introduced: the hash of the only settings of a trust introduction; "" for none yet.
+        splits: hashes of the sets of test rows that were scored.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -55,6 +56,7 @@ class Spent(BaseModel):
     ids: int = Field(0, ge=0)
     answers: int = Field(0, ge=0)
     introduced: str = ""
+    splits: list[str] = []
 
     def all_releases(self) -> list[Releases]:
         """The releases for the accountant."""

@@ -117,7 +117,6 @@ class CoordinatorLink:
             roles = self._client.roles
             reply, code, words = await self._service.answer(self.name, call["kind"], body, roles), "", ""
         except CallRefused as refusal:
-            rpc_errors.forget(refusal)
             reply, code, words = b"", refusal.code, str(refusal)
         with suppress(CallRefused):
             await self._ask("reply", payload.pack({**which, "code": code, "words": words}, reply))
