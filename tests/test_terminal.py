@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import fedloom as fedloom_package
-from fedloom.cli.options import SafeConsole, plain_table, print_plain
+from fedloom.cli.options import SafeConsole, out, plain_table, print_plain
 from fedloom.core.log_lines import TextFormatter
 from fedloom.report.terminal import show_comparison
 from tests.command import Done
@@ -80,6 +81,32 @@ def test_narrow_terminals_lose_no_word_of_a_table(width: int) -> None:
         assert word in shown
     lines = [line.strip() for line in shown.splitlines()]
     assert ("rows: 12,345" in lines) == (width == 40)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_narrow_terminals_lose_no_word_of_the_help(
+    width: int, fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+
+    from fedloom.cli.app import app
+
+    monkeypatch.setattr(out, "_width", width)
+    monkeypatch.setenv("COLUMNS", str(width))  # of Typer's own console
+    group: Any = typer.main.get_command(app)
+    names = [name for name, one in group.commands.items() if not one.hidden]
+    shown = fedloom("--help").stdout
+    for word in (*names, "Experiments", "Your own data", "Methods and models", "Between organizations"):
+        assert word in shown
+    for name in names:
+        command = group.commands[name]
+        shown = fedloom(name, "--help").stdout
+        assert not re.search(r"\w…|…\w", shown.replace("params.…", "")), shown
+        for param in (one for one in command.params if not getattr(one, "hidden", False)):
+            for option in param.opts if param.param_type_name == "option" else ():
+                assert re.search(rf"{option}\b", shown), (name, option)
+            for word in (param.help or "").replace("\\[", "[").split() if width < 80 else ():
+                assert word in shown, (name, word)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedloom.deploy.deployed import DeployedActive
     from fedloom.deploy.embeddings import Embeddings
 
 SHOWN = 10
@@ -161,7 +162,11 @@ def predict(
             _numbers(model.manifest.number.names, shares, ids, id_, target)
             return
     elif read_manifest(folder).role == ACTIVE:
-        classes, shares, ids = _jointly(folder, rows, embeddings or (), id_, trust or ())
+        active, shares, ids = _jointly(folder, rows, embeddings or (), id_, trust or ())
+        classes = active.classes
+        if active.manifest.number is not None:
+            _numbers(active.manifest.number.names, shares, ids, id_, target)
+            return
     else:
         if rows is None or embeddings:
             raise ConfigError(
@@ -188,8 +193,8 @@ def predict(
 
 def _jointly(
     folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str]
-) -> "tuple[tuple[str, ...], np.ndarray, list[str] | None]":
-    """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
+) -> "tuple[DeployedActive, np.ndarray, list[str] | None]":
+    """The active party, probabilities (n, Z) or numbers, and ids of the people if a file with them was given."""
     from fedloom.data.hub import read_table
     from fedloom.deploy.deployed import load_active
 
@@ -211,7 +216,7 @@ def _jointly(
             "The embeddings were made without --id: whether their rows are of the same people was not checked.",
             soft_wrap=True,
         )
-    return active.classes, shares, ids
+    return active, shares, ids
 
 
 def _read_embeddings(text: str) -> "Embeddings":
