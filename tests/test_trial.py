@@ -307,7 +307,9 @@ def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
 
 
 @pytest.mark.each_time("fedboost-0", "fedglm-1")
-@pytest.mark.parametrize(("method", "variant"), [("fedforest-mix", 0), ("fedboost", 0), ("fedglm", 0), ("fedglm", 1)])
+@pytest.mark.parametrize(
+    ("method", "variant"), [("fedforest", 0), ("fedforest-mix", 0), ("fedboost", 0), ("fedglm", 0), ("fedglm", 1)]
+)
 def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_parties(
     method: str, variant: int
 ) -> None:
