@@ -101,15 +101,12 @@ def evidence(
     gains, scores, of_repeats = [], [], []
     for c, (own, shared, fold) in enumerate(zip(alone, federated, folds, strict=True)):
         of_rows = None if priors is None else priors[c]
-        one, u_one = contributions(metric, y, own, fold, of_rows)
-        other, u_other = contributions(metric, y, shared, fold, of_rows)
-        if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
-            gains.append(1 - other / one)
-            of_repeats.append((other / one * u_one - u_other) / one)
-        else:
-            gains.append(other - one)
-            of_repeats.append(u_other - u_one)
-        scores.append((one, other))
+        one = contributions(metric, y, own, fold, of_rows)
+        other = contributions(metric, y, shared, fold, of_rows)
+        gain, parts = difference(metric, one, other)
+        gains.append(gain)
+        of_repeats.append(parts)
+        scores.append((one[0], other[0]))
     in_time = unit is not None and np.array_equal(unit, folds[0])
     if metric == "auc" and in_time:
         # A unit is all of a fold, as a window of time: its pairs count in the placements of both rows, so the sum over
@@ -136,6 +133,16 @@ def evidence(
         rows=len(y),
         fewest=fewest,
     )
+
+
+def difference(
+    metric: str, alone: tuple[float, np.ndarray], federated: tuple[float, np.ndarray]
+) -> tuple[float, np.ndarray]:
+    """The gain, and the contribution (n,) of each row to it, from two scores and their contributions."""
+    (one, u_one), (other, u_other) = alone, federated
+    if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
+        return 1 - other / one, (other / one * u_one - u_other) / one
+    return other - one, u_other - u_one
 
 
 def _pairs(metric: str, gains: Sequence[float], of_repeats: Sequence[np.ndarray]) -> float:

@@ -31,13 +31,13 @@ from fedloom.experiment.trial.candidates import (
     obstacle,
     on_one_thread,
 )
-from fedloom.experiment.trial.choice import WEIGHTS, best, personal
+from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, personal
 from fedloom.experiment.trial.contributions import contributions, scores_of, told
 from fedloom.experiment.trial.decide import OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
-from fedloom.experiment.trial.partners import Partners, losses, partners_of
+from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import TrialConfig, TrialResult, card_of, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
@@ -352,17 +352,20 @@ class TrialRun:
     def _own_weights(self, kind: Predictions, recipe: Recipe, c: int) -> tuple[np.ndarray, np.ndarray]:
         """The weights (n,) of own models in the folds of the c-th repeat, by the first repeat's predictions of other
         rows; and those (N,) by all rows."""
-        joint, own = kind.first[recipe], kind.first[replace(recipe, mode=OWN)]
-        y, owner, fold = self.owners.data.y, self.owners.owner, self.folds[c]
-        rows, shape = np.flatnonzero(fold >= 0), (int(fold.max()) + 1, len(self.owners.names))
-        place = fold[rows] * shape[1] + owner[rows]
-        sums = [
-            np.bincount(place, losses(y[rows], told((1 - w) * joint[rows] + w * own[rows])), shape[0] * shape[1])
-            for w in WEIGHTS
-        ]
-        count = np.bincount(place, minlength=shape[0] * shape[1]).reshape(shape)
-        of_fold, of_all = personal(np.reshape(sums, (len(WEIGHTS), *shape)), count)
-        return np.where(fold >= 0, of_fold[fold, owner], 0.0), of_all
+        joint, own = told(kind.first[recipe]), told(kind.first[replace(recipe, mode=OWN)])
+        fold, K, N = self.folds[c], int(self.folds[c].max()) + 1, len(self.owners.names)
+        gains, spread, units = np.zeros((len(WEIGHTS) - 1, K + 1, N)), np.zeros((len(WEIGHTS) - 1, K + 1, N)), []
+        for k in range(K + 1):  # without fold k; at last with all
+            for i in range(N):
+                rows = self.owners.rows(i)
+                rows = rows[(self.folds[0][rows] >= 0) & (fold[rows] != k)]
+                gains[:, k, i], spread[:, k, i], count = gains_of_weights(
+                    self.metric, self.owners.data.y[rows], own[rows], joint[rows], self.folds[0][rows],
+                    unit=None if self.owners.unit is None else self.owners.unit[rows], priors=self.priors[0][rows],
+                )  # fmt: skip
+                units.append(count)
+        found = personal(gains, spread, np.reshape(units, (K + 1, N)))
+        return np.where(fold >= 0, found[fold, self.owners.owner], 0.0), found[K]
 
     def _evidence(self) -> list[Evidence]:
         """The evidence of each owner's predicted rows."""
