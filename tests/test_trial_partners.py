@@ -24,6 +24,8 @@ def test_an_owner_that_differs_predicts_by_its_own_model_and_one_without_rows_as
     assert personal(gains, spread, units).tolist() == [0.25] * 5
     many = personal(np.stack([gains, -np.abs(gains)], axis=1), np.stack([spread] * 2, axis=1), np.stack([units] * 2))
     assert many.shape == (2, 5) and many[1].tolist() == [1.0] * 5
+    gains[:, 3] = -0.02  # less than what the others gain, but its own rows are against it
+    assert personal(gains, np.full((4, 5), 0.04), units)[3] == 1.0
     noisy = personal(0.02 * rng.normal(size=(4, 5)), np.full((4, 5), 100.0), units)
     assert noisy.tolist() == [1.0] * 5  # no gain is likely
     assert personal(np.full((4, 2), np.nan), np.full((4, 2), np.nan), np.zeros(2)).tolist() == [1.0, 1.0]
