@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedloom.cli.help import Commands, OneCommand
 from fedloom.cli.listing import listing
 from fedloom.cli.options import PRIVATE, LogFormat, out
 from fedloom.core.errors import ConfigError, EngineError, did_you_mean
@@ -245,10 +246,10 @@ def _end_soon() -> None:
     timer.start()
 
 
-audit = typer.Typer(help="Check a node's audit log.", no_args_is_help=True)
+audit = typer.Typer(cls=Commands, help="Check a node's audit log.", no_args_is_help=True)
 
 
-@audit.command("verify")
+@audit.command("verify", cls=OneCommand)
 def verify(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
     noted: Annotated[
