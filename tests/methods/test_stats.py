@@ -96,9 +96,14 @@ def test_small_counts_are_hidden_and_so_is_what_would_tell_them() -> None:
     x[:, 1] = np.nan
     x[:3, 1] = 7
     x[:57, 2], x[57:, 2] = 1, np.nan
-    numbers, _ = tables(x, y, [20, 40])
-    assert numbers.rows[1][1:] == ("< 5", 57.0, *[None] * 7)
-    assert numbers.rows[2][1:3] == (57.0, "< 5")
+    x[:, 3] = np.arange(60) % 3
+    x[:2, 3] = np.nan
+    numbers, words = tables(x, y, [20, 40])
+    own = [row[1:4] for row in words.rows if row[0] == words.rows[0][0]]
+    assert [cell for _, cell, _ in own if isinstance(cell, str)] == ["hidden", "< 5"] and own[-1][0] == "missing"
+    assert all(share is None for *_, share in own)  # a share of all words would tell how many are missing
+    assert numbers.rows[1][1:] == ("< 5", "hidden", *[None] * 7)  # all rows are known from another column
+    assert numbers.rows[2][1:3] == ("hidden", "< 5")
     assert numbers.rows[2][3:8] == (1, 0, 1, 1, 1)
 
 

@@ -47,7 +47,6 @@ from fedloom.methods.tables.cells import (
     masked,
     rounded,
     rows_below,
-    shown,
 )
 from fedloom.methods.tables.drift import UNIT, association, finite, spread
 from fedloom.methods.tables.long_sums import (
@@ -197,17 +196,19 @@ class StatsServer(Party[StatsConfig]):
         for name, n, quartile, (mean, sd, *drift) in zip(number_columns(self), known, quarters, spreads, strict=True):
             hidden = quartile if n >= 4 * least else [None] * 3
             cells = [mean, sd, *hidden, *drift] if n >= least else [None] * 7
-            numbers.append((name, shown(n, least), shown(whole - n, least), *map(finite, cells)))
+            numbers.append((name, *masked([n, whole - n], least), *map(finite, cells)))
         words: list[tuple[str | float | None, ...]] = []
         for (name, listed), (counts, *drift) in zip(categories(self), self.associations(), strict=True):
             of_words = sum(counts)
-            for word, rows, cell in zip(listed, counts, masked(counts, least), strict=True):
+            *each, lacking = masked([*counts, whole - of_words], least)
+            for word, rows, cell in zip(listed, counts, each, strict=True):
                 if word == "?" and not rows:  # missing words are counted below
                     continue
-                share = None if isinstance(cell, str) else rows / max(of_words, 1)
+                # a share of words tells their number, and so how many are missing
+                share = None if isinstance(cell, str) or isinstance(lacking, str) else rows / max(of_words, 1)
                 words.append((name, word, cell, share, *map(finite, drift)))
             if name != CLASS:
-                words.append((name, "missing", shown(whole - of_words, least), None, None, None))
+                words.append((name, "missing", lacking, None, None, None))
         ends = ("Drift", "p-value")
         head = ("Column", "Rows", "Missing", "Mean", "S.d.", "25%", "Median", "75%", *ends)
         tables = [
