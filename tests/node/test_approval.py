@@ -200,6 +200,7 @@ def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: H
     ask.refused("open", opening(text))
     shown = approval.waiting(folder(ask), RUN).text
     (line,) = [line for line in shown.splitlines() if line.startswith("This run's own ε")]
+    assert "Notes: counts alone." in shown  # see `NodeRun.covered`
     assert "for weights, with 60 training rows. All else, such as numbers of rows, has no noise." in line
     decided(ask)
     ask("open", opening(text))

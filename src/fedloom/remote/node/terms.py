@@ -74,12 +74,13 @@ def summary(
     common = terms(run, method, cfg, rounds)
     looks = f"yes, with noise, at most {data.looks} in all runs" if data.score and config.evaluate else "no"
     epsilon = f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs" if cfg.promises else "no ε"
+    notes = "no" if not config.notes or run.aggregate.secure else "counts alone" if cfg.promises else "yes"
     lines = [
         common,
         f"For {caller}, with the rows of {config.cohort(data)} ({data.rows}).",
         f"What is sent: {config.outgoing}; {epsilon}.",
         *own,
-        f"Scores of models: {looks}. Notes: {'yes' if config.notes and not run.aggregate.secure else 'no'}.",
+        f"Scores of models: {looks}. Notes: {notes}.",
     ]
     if run.columns.private:  # unless node.toml names it, the coordinator does
         lines.append(f"Ids are in the column {data.id or run.columns.id!a}.")
