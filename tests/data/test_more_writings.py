@@ -271,3 +271,14 @@ def test_types_of_arrow_are_read_as_plain_text_and_numbers(tmp_path: Path) -> No
     for wrong in (nested, str(tmp_path / "nested.parquet")):
         with pytest.raises(DataError, match="'w' holds several values in a row"):
             read_data(wrong, label="y")
+
+
+def test_a_column_whose_library_cannot_hand_it_over_is_a_sentence() -> None:
+    class Categories(list[str]):
+        dtype = "Categorical"
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            raise OSError("The iterator produced an item of data type UInt32")
+
+    with pytest.raises(DataError, match=r"type Categorical, which the .* convert the column"):
+        read_data({**PLAIN, "z": Categories("uv" * 20)}, label="y")

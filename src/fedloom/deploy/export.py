@@ -3,7 +3,6 @@
 import contextlib
 import os
 import tempfile
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from fedloom._version import __version__
-from fedloom.core import message
+from fedloom.core import message, toml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.evaluation import decide
 from fedloom.core.party import Party
@@ -184,7 +183,7 @@ def _config(run: Path, trust: Collection[str]) -> RunConfig:
         hint = f"choose one of: {', '.join(inside[:8])}" if inside else "name the folder that a run wrote"
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml; {hint}")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     refuse_foreign_code(values, path, trust)
