@@ -76,6 +76,13 @@ def gradients(scores: np.ndarray, y: np.ndarray, bits: int) -> tuple[np.ndarray,
     return g.astype(np.int64), h.astype(np.int64)
 
 
+def residuals(scores: np.ndarray, y: np.ndarray, bits: int, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """The first and second derivative (1, n) int64 of half the squared error by the scores (1, n) int64 of standardized
+    numbers y (n,), in steps of 2^-bits; |g| <= most · 2^bits, and h is 2^bits."""
+    g = np.rint((scores * STEP - y.astype(np.float64)).clip(-most, most) * 2.0**bits).astype(np.int64)
+    return g, np.full_like(g, 2**bits)
+
+
 def copies(bins: np.ndarray, y: np.ndarray, tree: int, seed: int) -> np.ndarray:
     """How often each row is drawn for a tree, (n,) int64: Poisson with mean 1, by a hash of the row's bins (n, F) and
     label, of the tree's number and of the seed. So the draw does not depend on the owner, and equal rows are drawn
