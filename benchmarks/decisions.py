@@ -22,12 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.experiment.trial.choice import WEIGHTS, best, personal
+from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, personal
 from fedloom.experiment.trial.contributions import scores_of
 from fedloom.experiment.trial.decide import SHARING, Decision, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
 from fedloom.experiment.trial.folds import windows as count_windows
-from fedloom.experiment.trial.partners import losses
 from fedloom.experiment.trial.run import FEWEST_REPEATS
 
 REPEATS, FOLDS, WORTH, ALPHA = 3, 4, 0.01, 0.025
@@ -168,12 +167,6 @@ def folds_of(world: Federation, y: np.ndarray, unit: np.ndarray, rng: np.random.
     return folds
 
 
-def half_and_own(losses: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """(2, K, N) weights of owners' own models: one half, and those that `personal` chooses."""
-    of_fold, _ = personal(losses, count)
-    return np.stack([np.full(of_fold.shape, 0.5), of_fold])
-
-
 def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
     """The outcome of each owner of federation `number` of a design."""
     found, truth, mixed = evidence_of(design, score, seed, number)
@@ -259,17 +252,18 @@ def evidence_of(
                         shown[i][:, c, test] = three
                     else:
                         into[c, k, i] = three, fresh[i][1][late]
-    # weights (C, 3, K, N) of own models, for no mix, half and half, and weights of owners; of both joint models
+    # weights (2, C, 3, K, N) of own models for both joint models: none, one half, and those that `personal` chooses
     weights = np.zeros((2, repeats, 3, K, len(rows)))
+    weights[:, :, 1] = 0.5
     for m, c in np.ndindex(2, repeats):
-        sums, seen = np.zeros((len(WEIGHTS), K, len(rows))), np.zeros((K, len(rows)))
-        for i, (_, y, _) in enumerate(rows):
+        gains, spread, units = *np.zeros((2, len(WEIGHTS) - 1, K, len(rows))), np.zeros((K, len(rows)))
+        for i, (_, y, unit) in enumerate(rows):
             for k in range(K):
-                of = (folds[i][c] == k) & (folds[i][0] >= 0)
-                own, joint = shown[i][0, 0, of], shown[i][1 + m, 0, of]
-                seen[k, i] = of.sum()
-                sums[:, k, i] = [losses(y[of], (1 - w) * joint + w * own).sum() for w in WEIGHTS]
-        weights[m, c, 1:] = half_and_own(sums, seen)
+                of = (folds[i][c] != k) & (folds[i][0] >= 0)
+                own, joint, unit_of = shown[i][0, 0, of], shown[i][1 + m, 0, of], unit[of] if world.units else None
+                found = gains_of_weights(score, y[of], own, joint, folds[i][0, of], unit=unit_of)
+                gains[:, k, i], spread[:, k, i], units[k, i] = found
+        weights[m, c, 2] = personal(gains, spread, units)
 
     def mixed(three: np.ndarray, m: int, w: float) -> np.ndarray:
         """The prediction by joint model m and a weight of the own one."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import fedloom
+from fedloom.core import plain_models
 from fedloom.core.black_box import (
     CHECKED_ROWS,
     BlackBoxModel,
@@ -463,3 +464,26 @@ def test_tabicl_itself_predicts_with_random_weights(tmp_path: Path, monkeypatch:
     answers = [named("tabicl").fit(x, y, public, torch.full((4, K), 1 / K)).probs(some(6, seed=2)[0]) for _ in range(2)]
     assert answers[0].shape == (6, K) and torch.equal(*answers)
     assert answers[0].sum(1).tolist() == pytest.approx([1.0] * 6, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["two classes", "three classes", "a number"])
+def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) -> None:
+    """The same forest, but for ties; and boosting without the columns that no leaf of five rows can split."""
+    rng = np.random.default_rng(0)
+    x, number = rng.normal(size=(60, 8)).astype(np.float32), kind == "a number"
+    signal = x[:, 0] + rng.normal(size=60)
+    y = signal if number else np.digitize(signal, [0.0] if kind == "two classes" else [-0.5, 0.5])
+
+    def predicted(model: Any, rows: np.ndarray) -> Any:
+        return model.predict(rows) if number else model.predict_proba(rows)
+
+    quick, forest = plain_models.QuickForest(3, number).fit(x, y), plain_models.forest(3, number).fit(x, y)
+    apart = np.abs(predicted(quick, x) - predicted(forest, x))
+    assert apart.max() <= 0.05 and np.mean(apart < 1e-9) > 0.8
+    x[:, 5], x[:, 6], x[:4, 6] = 1, 0, 1  # a constant, and one that varies in four rows
+    boosting = plain_models.boosting(3, number)
+    used = plain_models.can_split(boosting, x)
+    assert used.tolist() == [True] * 5 + [False] * 2 + [True]
+    assert plain_models.can_split(forest, x).tolist() == [True] * 5 + [False, True, True]
+    found = predicted(plain_models.boosting(3, number).fit(x[:, used], y), x[:, used])
+    np.testing.assert_array_equal(found, predicted(boosting.fit(x, y), x))

@@ -298,6 +298,23 @@ def test_the_interval_of_an_auc_s_gain_ends_at_one() -> None:
     assert (card.gain, card.rows, card.decision) == (one.gain, one.rows, "undecided")
 
 
+def test_a_class_with_one_row_at_an_owner_is_not_scored_there_and_named() -> None:
+    """It would have told the owner that it has too few rows, whatever its other classes tell."""
+    plain = planted([60] * 3, [1] * 3, columns=4)
+    y = plain.data.y.copy()
+    y[plain.rows(0)[0]] = y[plain.rows(1)[:9]] = y[plain.rows(2)[:9]] = 2
+    owners = Owners(replace(plain.data, y=y, classes=("no", "yes", "rare")))
+    config = TrialConfig(repeats=1, methods=("fedglm",), alone=("logistic",))
+    trial = trial_run.TrialRun(owners, config, lambda *_: None)
+    result = trial.run()
+    assert [len(rows) for rows in trial.scored] == [59, 60, 60] and 2 not in y[trial.scored[0]]
+    card = result.owners["owner-0"]
+    assert card.decision != "too few" and card.rows == 60 and card.fewest > 20 and card.gain is not None
+    assert any("not scored there: owner-0 (rare)" in note for note in result.notes)
+    y[plain.rows(0)] = np.where(np.arange(60) < 2, 1, 0)  # no two classes remain
+    assert trial_run.TrialRun(owners, config, lambda *_: None).run().owners["owner-0"].decision == "too few"
+
+
 def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
     trial = run_trial(planted([80] * 3, [1] * 3, columns=8), replace(QUICK, alone=("logistic", "forest"), repeats=1))
     names = {*trial.chosen_alone, trial.alone}
@@ -307,7 +324,9 @@ def test_the_mean_of_black_boxes_is_a_candidate_for_training_alone() -> None:
 
 
 @pytest.mark.each_time("fedboost-0", "fedglm-1")
-@pytest.mark.parametrize(("method", "variant"), [("fedforest-mix", 0), ("fedboost", 0), ("fedglm", 0), ("fedglm", 1)])
+@pytest.mark.parametrize(
+    ("method", "variant"), [("fedforest", 0), ("fedforest-mix", 0), ("fedboost", 0), ("fedglm", 0), ("fedglm", 1)]
+)
 def test_a_method_of_pooled_rows_is_trained_at_once_with_the_predictions_of_all_parties(
     method: str, variant: int
 ) -> None:

@@ -5,25 +5,48 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedloom.experiment.trial.choice import WEIGHTS, personal
+from fedloom.experiment.trial.choice import WEIGHTS, gains_of_weights, personal
 from fedloom.experiment.trial.decide import decide
+from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.partners import help_of, partners_of
 from tests.test_trial_statistics import of
 
 
-def test_an_owner_that_differs_predicts_by_its_own_model_and_no_fold_chooses_for_itself() -> None:
+def test_an_owner_that_differs_predicts_by_its_own_model_and_one_without_rows_as_the_others() -> None:
     rng = np.random.default_rng(0)
-    w = np.array(WEIGHTS)[:, None, None]
-    best = np.array([0.25, 0.25, 0.25, 1.0])  # owner 3 is unlike the others
-    rows = np.full((4, 4), 50.0)
-    losses = rows * (0.5 + np.square(w - best) + 1e-3 * rng.random((1, 4, 4)))
-    of_fold, of_all = personal(losses, rows)
-    assert of_all.tolist() == [0.25, 0.25, 0.25, 1.0] and of_fold.shape == (4, 4)
-    changed = losses.copy()
-    changed[:, 2] = rng.random((5, 4)) * 1e4
-    np.testing.assert_array_equal(personal(changed, rows)[0][2], of_fold[2])
-    few = personal(losses[:, :, 2:] / 50, rows[:, 2:] / 50)[1]
-    assert few[1] < 1  # with one row a fold, the common weight counts
+    w = np.array(WEIGHTS[:-1])[:, None]
+    gains = 0.04 - np.square(w - np.array([0.25] * 5)) + 1e-4 * rng.random((4, 5))
+    gains[:, 3], gains[:, 4] = -0.1 * (1 - w[:, 0]), np.nan  # owner 3 is unlike the others; 4 has rows of one class
+    spread, units = np.full((4, 5), 0.01), np.full(5, 100)
+    assert personal(gains, spread, units).tolist() == [0.25, 0.25, 0.25, 1.0, 1.0]
+    assert personal(gains[:, :3], spread[:, :3], units[:3]).tolist() == [0.25] * 3
+    gains[:, 3] = np.nan  # without the one unlike the others, what to expect is their gain
+    assert personal(gains, spread, units).tolist() == [0.25] * 5
+    many = personal(np.stack([gains, -np.abs(gains)], axis=1), np.stack([spread] * 2, axis=1), np.stack([units] * 2))
+    assert many.shape == (2, 5) and many[1].tolist() == [1.0] * 5
+    gains[:, 3] = -0.02  # less than what the others gain, but its own rows are against it
+    assert personal(gains, np.full((4, 5), 0.04), units)[3] == 1.0
+    noisy = personal(0.02 * rng.normal(size=(4, 5)), np.full((4, 5), 100.0), units)
+    assert noisy.tolist() == [1.0] * 5  # no gain is likely
+    assert personal(np.full((4, 2), np.nan), np.full((4, 2), np.nan), np.zeros(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("metric", ["auc", "rmse"])
+def test_gains_of_weights_are_those_of_the_mixes_with_the_variance_of_units(metric: str) -> None:
+    rng = np.random.default_rng(1)
+    y, folds = np.arange(60) % 2, np.arange(60) // 2 % 3
+    truth = 0.5 + 0.3 * (y - 0.5) if metric == "auc" else y.astype(float)
+    shown = np.clip(truth + 0.2 * rng.normal(size=(2, 60)), 0, 1)
+    one, other = np.stack([1 - shown, shown], axis=2) if metric == "auc" else shown
+    gains, spread, units = gains_of_weights(metric, y, one, other, folds)
+    whole = evidence(metric, y, one[None], (0.75 * other + 0.25 * one)[None], folds[None])
+    assert gains[1] == pytest.approx(whole.gain) and units == 60 and (spread > 0).all()
+    twice = [np.concatenate([each, each]) for each in (y, one, other, folds)]
+    again = gains_of_weights(metric, twice[0], *twice[1:], unit=np.tile(np.arange(60), 2))
+    assert again[2] == 60
+    np.testing.assert_allclose(again[0], gains, atol=1e-12)
+    np.testing.assert_allclose(again[1], spread, rtol=1e-9)
+    assert np.isnan(gains_of_weights(metric, y[:0], one[:0], other[:0], folds[:0])[0]).all()
 
 
 def predictions(groups: list[int], me: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

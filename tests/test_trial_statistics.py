@@ -218,6 +218,23 @@ def test_windows_of_time_have_the_standard_error_of_repeated_draws() -> None:
     assert 0.85 < np.mean(errors) / np.std(gains) < 1.2
 
 
+def test_windows_that_depend_on_themselves_widen_the_standard_errors_of_all_owners() -> None:
+    """Rows of a window share a part: rows alone would say that they tell more."""
+    rng, window = np.random.default_rng(0), np.repeat(np.arange(10), 12)
+
+    def owner_of(shared: float) -> Evidence:
+        loss = 5 + rng.normal(size=(2, 120))
+        loss[1] += shared * rng.normal(size=10)[window]
+        return evidence("mae", np.zeros(120), loss[:1], loss[1:], window[None], unit=window)
+
+    apart, together = ([owner_of(part) for _ in range(20)] for part in (0.0, 0.8))
+    for found, times in ((apart, 1.0), (together, 1.84)):  # (20 + 180 (2 + 12 · 0.64) / 2.64) / 200 is 1.84²
+        by_rows = standard_errors([replace(one, by_windows=np.nan) for one in found])[0]
+        errors, freedom = standard_errors(found)
+        assert errors / by_rows == pytest.approx(np.full(20, times), rel=0.2)
+        assert (freedom > 100).all()  # an owner's windows have 9
+
+
 def test_a_small_owner_among_large_ones_is_not_told_to_stay_alone() -> None:
     """Large owners gain nothing; the small one's own rows say that it gains."""
     found = decisions(of(0.05, 0.03, rows=60), *[of(0.0, 0.003, rows=800)] * 8)

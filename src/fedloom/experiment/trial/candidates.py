@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method, MethodConfig
 from fedloom.core.party import Party
-from fedloom.core.plain_models import with_few_bins
+from fedloom.core.plain_models import QuickForest, can_split, with_few_bins
 from fedloom.core.task import Number, TaskKind
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.engines import Engine
@@ -402,19 +402,24 @@ def _probabilities(
 
 
 def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """The predictions of a black box that is fitted to these rows, for each set of rows. Columns that are constant in
-    the fitted rows stay out of it, which saves time."""
+    """The predictions of a black box that is fitted to these rows, for each set of rows. Columns that it cannot use,
+    as they are constant in the fitted rows, stay out of it, which saves time."""
     classes, flat = len(data.classes), data.x.reshape(len(data.x), -1)
     rows, y = flat[fitted], data.y[fitted]
-    used = rows.max(0) > rows.min(0) if data.kind == "table" else np.ones(flat.shape[1], bool)
     if classes and len(seen := np.unique(y)) == 1:  # nothing to learn, and some models refuse one class
         return [np.tile(np.eye(classes)[seen[0]], (len(one), 1)) for one in sets]
+
+    def made(shape: tuple[int, ...]) -> Any:
+        return QuickForest(seed, not classes) if name == "forest" else make(name, shape, classes, seed, not classes)
+
+    model, used = made(data.input_shape), np.ones(flat.shape[1], bool)
+    if data.kind == "table":
+        used = can_split(model, rows)
+        model = model if used.all() else made((int(used.sum()),))
     if not used.any():
         shares = np.bincount(y, minlength=classes) / len(y) if classes else y.mean()[None]
         return [np.tile(shares, (len(one), 1)) for one in sets]
-    shape = data.input_shape if used.all() else (int(used.sum()),)
-    model = with_few_bins(make(name, shape, classes, seed, number=not classes), len(rows))
-    found = [np.zeros((len(one), max(classes, 1))) for one in sets]
+    model, found = with_few_bins(model, len(rows)), [np.zeros((len(one), max(classes, 1))) for one in sets]
     with libraries_on_one_thread():  # `make` may have loaded one
         model.fit(rows[:, used], y)
         for into, one in zip(found, sets, strict=True):

@@ -2,10 +2,19 @@
 
 import numpy as np
 
+from fedloom.experiment.trial.contributions import contributions
+from fedloom.experiment.trial.evidence import difference
+
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The weights of an owner's own model beside the model of all, from which each owner's is chosen."""
-BORROWED = 50
-"""Rows of all owners that count beside an owner's own when its weight is chosen."""
+LIKELY = 0.8
+"""The probability of a gain from which an owner does not predict by its own model alone."""
+AGAINST = 0.25
+"""The p-value of a gain of 0 or more by own rows, below which an owner does not take a weight for what others gain."""
+BORROWED = 40
+"""Units of all owners that count in the variance of an owner's gain."""
+PAIRS = 1.3
+"""How much larger a variance is than that of rows, as rows both train and test: see `evidence`."""
 
 
 def best(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -25,24 +34,81 @@ def best(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return found
 
 
-def personal(losses: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each fold, each owner's weight of its own model: the one of least loss on the owner's rows of the other
-    folds, and on `BORROWED` rows at the mean loss of all owners. Joining then costs an owner little whose rows are
-    unlike the others'.
+def personal(gains: np.ndarray, spread: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Each owner's weight of its own model: that of the largest expected gain over training alone among those that gain
+    with probability `LIKELY` and that its own rows are not `AGAINST`; 1 if there is none. So joining costs an owner
+    little whose rows are unlike the others'.
+
+    What to expect: an owner's gain varies about the mean of all owners with a spread that their gains tell (R.
+    DerSimonian, N. Laird, Controlled Clinical Trials 7, 1986). The score itself decides. A model that tells nothing
+    lowers the log loss of one that is too sure of itself, but ranks no better.
 
     Args:
-        losses: (W, K, N) the sum of the rows' losses by each of `WEIGHTS` in K folds for N owners.
-        rows: (K, N) their number.
+        gains, spread: (W - 1, ..., N) of all `WEIGHTS` but the last: see `gains_of_weights`.
+        units: (..., N).
 
     Returns:
-        (K, N) weights for the folds, and (N,) by all rows.
+        (..., N).
     """
-    of_fold = _least(losses.sum(1, keepdims=True) - losses, rows.sum(0) - rows)
-    return of_fold, _least(losses.sum(1), rows.sum(0))
+    from scipy.special import ndtr  # slow to import
 
+    known = np.isfinite(gains)
+    g, variance = np.where(known, gains, 0.0), np.where(known, _variances(known, spread, units), np.inf)
 
-def _least(losses: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The weight (..., N) of least loss, from sums (W, ..., N) over rows (..., N)."""
-    common = losses.sum(-1, keepdims=True) / np.maximum(rows.sum(-1, keepdims=True), 1)
-    found: np.ndarray = np.array(WEIGHTS)[(losses + BORROWED * common).argmin(0)]
+    def mean(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total = np.maximum(w.sum(-1, keepdims=True), 1e-30)
+        return (w * g).sum(-1, keepdims=True) / total, total
+
+    w = 1 / variance
+    middle, total = mean(w)
+    excess = (w * np.square(g - middle)).sum(-1, keepdims=True) - known.sum(-1, keepdims=True) + 1
+    spread = np.maximum(excess / np.maximum(total - np.square(w).sum(-1, keepdims=True) / total, 1e-12), 0.0)
+    middle, total = mean(1 / (variance + spread))
+    own = spread / (variance + spread)
+    expected = own * g + (1 - own) * middle
+    deviation = np.sqrt((1 - own) * spread + np.square(1 - own) / total)
+    likely = (ndtr(expected / np.maximum(deviation, 1e-12)) >= LIKELY) & (ndtr(g / np.sqrt(variance)) > AGAINST)
+    best = np.where(likely, expected, -np.inf).argmax(0)
+    found: np.ndarray = np.where(likely.any(0), np.array(WEIGHTS)[best], 1.0)
     return found
+
+
+def _variances(known: np.ndarray, spread: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """The variances (W - 1, ..., N) of gains. That of a unit is shrunk to the mean over owners, with the weight of
+    `BORROWED` units."""
+    mean = np.where(known, spread, 0.0).sum(-1, keepdims=True) / np.maximum(known.sum(-1, keepdims=True), 1)
+    shrunk = (BORROWED * mean + units * spread) / (BORROWED + units)
+    found: np.ndarray = np.maximum(PAIRS * shrunk / np.maximum(units, 1), 1e-12)
+    return found
+
+
+def gains_of_weights(
+    metric: str,
+    y: np.ndarray,
+    alone: np.ndarray,
+    joint: np.ndarray,
+    folds: np.ndarray,
+    *,
+    unit: np.ndarray | None = None,
+    priors: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """What an owner's rows say about its gain over training alone by each of `WEIGHTS` but the last.
+
+    Args:
+        metric, y, folds, priors: see `contributions`.
+        alone, joint: (n, K) or (n,) predictions of the two models that are mixed.
+        unit: (n,) rows of one value belong together.
+
+    Returns:
+        gains (W - 1,), nan where they are not defined; the variances (W - 1,) of a unit's contribution, times the
+        squared number of units; and that number.
+    """
+    if not len(y):
+        return np.full(len(WEIGHTS) - 1, np.nan), np.full(len(WEIGHTS) - 1, np.nan), 0
+    own = contributions(metric, y, alone, folds, priors)
+    mixes = [contributions(metric, y, (1 - w) * joint + w * alone, folds, priors) for w in WEIGHTS[:-1]]
+    found = [difference(metric, own, mix) for mix in mixes]
+    place = np.arange(len(y)) if unit is None else np.unique(unit, return_inverse=True)[1].reshape(-1)
+    units = int(place.max()) + 1
+    spread = [units * float(np.square(np.bincount(place, parts)).sum()) for _, parts in found]
+    return np.array([gain for gain, _ in found]), np.array(spread), units

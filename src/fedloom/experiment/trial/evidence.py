@@ -19,6 +19,11 @@ B = 2 V + M, W = V + 2 M. Both parts are known badly from few rows, so each is s
 weight of `PRIOR` units (as G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004, does for
 variances of many small samples). Few owners and repeats tell V badly, too, so that its share of the rows' variance is
 shrunk to what is `USUAL`. Windows of time have no such part: of two rows only the earlier one trains for the other.
+
+Rows of a window of time may depend on each other. An owner's windows are few and tell a variance badly, so the variance
+is that of rows, times the ratio of the variance by windows to that by rows in all owners together, which is shrunk to 1
+with the weight of `WINDOWS` windows. The ratio may be below 1: placements in windows of few rows vary by the rows that
+they are compared with, too, which a window counts once.
 """
 
 from collections.abc import Sequence
@@ -35,11 +40,16 @@ USUAL, WEIGHT = 0.2, 10.0
 of an owner that this counts as."""
 
 
+WINDOWS = 20.0
+"""Windows of time that count for rows that do not depend on each other."""
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """The gain of one owner by its own rows.
 
-    Strata are the classes; there is one for all rows if a score has no classes, or if units have several rows.
+    Strata are the classes; there is one for all rows if a score has no classes, or if units have several rows. In time
+    a unit is a row.
 
     Attributes:
         gain: the mean over repeats; nan if the score is not defined.
@@ -47,14 +57,15 @@ class Evidence:
         strata: (S,) their numbers; -1 for one stratum of all rows.
         variances: (S,) the variance of one unit's contribution, times the squared number of units.
         floors: (S,) the least variance that so many rows of all owners could have shown, times that number of rows.
-        units: (S,) number of units: rows, patients, windows of time.
+        units: (S,) number of units: rows or patients.
         freedom: (S,) effective degrees of freedom.
         pairs: V, what pairs of rows add to the contributions; nan with one repeat.
         folds: K.
         repeats: C.
         in_time: whether folds are windows of time.
         rows: n.
-        fewest: the number of units of the rarest class.
+        fewest: the number of units of the rarest class; in time of windows with it.
+        by_windows: the variance of the gain by windows of time; nan without windows.
     """
 
     gain: float
@@ -71,6 +82,7 @@ class Evidence:
     in_time: bool
     rows: int
     fewest: int
+    by_windows: float = np.nan
 
     @property
     def pairs_count(self) -> float:
@@ -101,24 +113,22 @@ def evidence(
     gains, scores, of_repeats = [], [], []
     for c, (own, shared, fold) in enumerate(zip(alone, federated, folds, strict=True)):
         of_rows = None if priors is None else priors[c]
-        one, u_one = contributions(metric, y, own, fold, of_rows)
-        other, u_other = contributions(metric, y, shared, fold, of_rows)
-        if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
-            gains.append(1 - other / one)
-            of_repeats.append((other / one * u_one - u_other) / one)
-        else:
-            gains.append(other - one)
-            of_repeats.append(u_other - u_one)
-        scores.append((one, other))
+        one = contributions(metric, y, own, fold, of_rows)
+        other = contributions(metric, y, shared, fold, of_rows)
+        gain, parts = difference(metric, one, other)
+        gains.append(gain)
+        of_repeats.append(parts)
+        scores.append((one[0], other[0]))
     in_time = unit is not None and np.array_equal(unit, folds[0])
-    if metric == "auc" and in_time:
-        # A unit is all of a fold, as a window of time: its pairs count in the placements of both rows, so the sum over
-        # the unit is twice what it moves the area by.
-        of_repeats = [parts / 2 for parts in of_repeats]
     classes = y if metric in CLASS_SCORES else np.zeros(len(y), np.int64)
     units = np.arange(len(y)) if unit is None else np.unique(unit, return_inverse=True)[1].reshape(-1)
     floor = {"accuracy": 1.0, "balanced accuracy": 1.0 / len(np.unique(y)) ** 2}.get(metric, 0.0)
-    strata, variances, counts, freedom, fewest = _variances(np.mean(of_repeats, axis=0), classes, units)
+    parts, by_windows = np.mean(of_repeats, axis=0), np.nan
+    strata, variances, counts, freedom, fewest = _variances(parts, classes, units)
+    if in_time:
+        # The pairs of a window count in the placements of both rows: their sum is twice what it moves the area by.
+        by_windows = float(variances[0] / counts[0]) / (4 if metric == "auc" else 1)
+        strata, variances, counts, freedom, _ = _variances(parts, classes, np.arange(len(y)))
     first, second = np.mean(scores, axis=0)
     return Evidence(
         gain=float(np.mean(gains)),
@@ -135,7 +145,18 @@ def evidence(
         in_time=in_time,
         rows=len(y),
         fewest=fewest,
+        by_windows=by_windows,
     )
+
+
+def difference(
+    metric: str, alone: tuple[float, np.ndarray], federated: tuple[float, np.ndarray]
+) -> tuple[float, np.ndarray]:
+    """The gain, and the contribution (n,) of each row to it, from two scores and their contributions."""
+    (one, u_one), (other, u_other) = alone, federated
+    if metric in ("rmse", "mae"):  # 1 - error / error alone; the delta method
+        return 1 - other / one, (other / one * u_one - u_other) / one
+    return other - one, u_other - u_one
 
 
 def _pairs(metric: str, gains: Sequence[float], of_repeats: Sequence[np.ndarray]) -> float:
@@ -185,6 +206,8 @@ def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]
         shrunk = (PRIOR * shared + one.freedom * one.variances) / (PRIOR + one.freedom) / one.units
         rows[i] = shrunk.sum()
         freedom[i] = rows[i] ** 2 / (np.square(shrunk) / (PRIOR + one.freedom)).sum()
+    times, most = _times_by_windows(owners, rows)
+    rows, freedom = rows * times, np.minimum(freedom, most)
     pairs, seen = np.array([one.pairs for one in owners]), np.array([one.repeats - 1 for one in owners])
     pairs, seen = np.where(np.isfinite(pairs), pairs, 0.0), np.where(np.isfinite(pairs), seen, 0)
     told = (seen * rows).sum() ** 2 / max((seen * np.square(rows)).sum(), 1e-300)  # repeats of owners of equal variance
@@ -193,6 +216,17 @@ def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]
     )
     shrunken = np.maximum((seen * pairs + PRIOR * ratio * rows) / (seen + PRIOR), 0.0)
     return np.sqrt(rows + np.array([one.pairs_count for one in owners]) * shrunken), freedom
+
+
+def _times_by_windows(owners: Sequence[Evidence], rows: np.ndarray) -> tuple[float, float]:
+    """How many times the variances (N,) by rows those by windows of time are, and the ratio's degrees of freedom."""
+    told = [i for i, one in enumerate(owners) if np.isfinite(one.by_windows) and one.folds > 1 and rows[i] > 0]
+    if not told:
+        return 1.0, np.inf
+    free = np.array([owners[i].folds - 1 for i in told], float)
+    ratios = np.array([owners[i].by_windows / rows[i] for i in told])
+    most = WINDOWS + free.sum()
+    return float((WINDOWS + free @ ratios) / most), float(most)
 
 
 def _common(owners: Sequence[Evidence], stratum: int) -> float:

@@ -31,13 +31,13 @@ from fedloom.experiment.trial.candidates import (
     obstacle,
     on_one_thread,
 )
-from fedloom.experiment.trial.choice import WEIGHTS, best, personal
+from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, personal
 from fedloom.experiment.trial.contributions import contributions, scores_of, told
-from fedloom.experiment.trial.decide import OwnerVerdict, decide, worth_repeating
+from fedloom.experiment.trial.decide import FEWEST, OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
-from fedloom.experiment.trial.partners import Partners, losses, partners_of
+from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import TrialConfig, TrialResult, card_of, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
@@ -51,6 +51,8 @@ BOXES: Final[Mapping[Kind, tuple[str, ...]]] = {
 """The black boxes that train alone by default, if they can predict the label."""
 FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
+MOST_NAMED = 10
+"""Owners that a note names, at most."""
 PARTNERS = 20
 """The most owners whose models are scored on each other's rows."""
 
@@ -105,6 +107,7 @@ class TrialRun:
         self.folds: list[np.ndarray] = []  # of each repeat, (n,)
         self.priors: list[np.ndarray] = []  # of each repeat, (n, K)
         self.boxes: list[Boxes] = []  # of each repeat
+        self.scored: list[np.ndarray] = []  # of each owner
         self.done = 0
 
     def _methods(self) -> Sequence[str]:
@@ -297,6 +300,8 @@ class TrialRun:
                     priors[test] = _priors(self.owners.data.y[train], classes)
         self.splits.append(folds)
         self.folds.append(numbers)
+        if c == 0:
+            self.scored = self._scored_rows()
         self.priors.append(priors)
 
     def _late(self) -> bool:
@@ -352,17 +357,45 @@ class TrialRun:
     def _own_weights(self, kind: Predictions, recipe: Recipe, c: int) -> tuple[np.ndarray, np.ndarray]:
         """The weights (n,) of own models in the folds of the c-th repeat, by the first repeat's predictions of other
         rows; and those (N,) by all rows."""
-        joint, own = kind.first[recipe], kind.first[replace(recipe, mode=OWN)]
-        y, owner, fold = self.owners.data.y, self.owners.owner, self.folds[c]
-        rows, shape = np.flatnonzero(fold >= 0), (int(fold.max()) + 1, len(self.owners.names))
-        place = fold[rows] * shape[1] + owner[rows]
-        sums = [
-            np.bincount(place, losses(y[rows], told((1 - w) * joint[rows] + w * own[rows])), shape[0] * shape[1])
-            for w in WEIGHTS
-        ]
-        count = np.bincount(place, minlength=shape[0] * shape[1]).reshape(shape)
-        of_fold, of_all = personal(np.reshape(sums, (len(WEIGHTS), *shape)), count)
-        return np.where(fold >= 0, of_fold[fold, owner], 0.0), of_all
+        joint, own = told(kind.first[recipe]), told(kind.first[replace(recipe, mode=OWN)])
+        fold, K, N = self.folds[c], int(self.folds[c].max()) + 1, len(self.owners.names)
+        gains, spread, units = np.zeros((len(WEIGHTS) - 1, K + 1, N)), np.zeros((len(WEIGHTS) - 1, K + 1, N)), []
+        for k in range(K + 1):  # without fold k; at last with all
+            for i in range(N):
+                rows = self.owners.rows(i)
+                rows = rows[(self.folds[0][rows] >= 0) & (fold[rows] != k)]
+                gains[:, k, i], spread[:, k, i], count = gains_of_weights(
+                    self.metric, self.owners.data.y[rows], own[rows], joint[rows], self.folds[0][rows],
+                    unit=None if self.owners.unit is None else self.owners.unit[rows], priors=self.priors[0][rows],
+                )  # fmt: skip
+                units.append(count)
+        found = personal(gains, spread, np.reshape(units, (K + 1, N)))
+        return np.where(fold >= 0, found[fold, self.owners.owner], 0.0), found[K]
+
+    def _scored_rows(self) -> list[np.ndarray]:
+        """The rows of each owner that are scored: those that models predict, without classes of which an owner has too
+        few units, if two others remain. A note names these classes."""
+        owners, y, found, left = self.owners, self.owners.data.y, [], []
+        unit = self.folds[0] if owners.order is not None else owners.unit
+        for i, name in enumerate(owners.names):
+            rows = owners.rows(i)
+            rows = rows[self.folds[0][rows] >= 0]
+            classes = np.unique(y[rows]) if owners.data.classes else ()
+            units = {
+                k: len(rows[y[rows] == k] if unit is None else np.unique(unit[rows[y[rows] == k]])) for k in classes
+            }
+            few = [k for k, count in units.items() if count < FEWEST]
+            if few and len(units) - len(few) > 1:
+                rows = rows[~np.isin(y[rows], few)]
+                left.append(f"{name} ({', '.join(owners.data.classes[k] for k in few)})")
+            found.append(rows)
+        if left:
+            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+            self.notes.append(
+                f"Classes of which an owner has fewer than {FEWEST} are not scored there: "
+                f"{', '.join(left[:MOST_NAMED])}{more}."
+            )
+        return found
 
     def _evidence(self) -> list[Evidence]:
         """The evidence of each owner's predicted rows."""
@@ -370,9 +403,7 @@ class TrialRun:
         folds, priors = np.stack(self.folds), np.stack(self.priors)
         unit = self.folds[0] if self.owners.order is not None else self.owners.unit  # windows of time are units
         found = []
-        for i in range(len(self.owners.names)):
-            rows = self.owners.rows(i)
-            rows = rows[self.folds[0][rows] >= 0]
+        for rows in self.scored:
             found.append(
                 evidence(
                     self.metric, self.owners.data.y[rows], told(own[:, rows]), told(shared[:, rows]), folds[:, rows],
@@ -387,9 +418,7 @@ class TrialRun:
         if not boxes:
             return [None] * len(names)
         found: list[Partners | None] = []
-        for i in range(len(names)):
-            rows = self.owners.rows(i)
-            rows = rows[self.folds[0][rows] >= 0]
+        for i, rows in enumerate(self.scored):
             predicted, y = np.mean([box[:, rows] for box in boxes], axis=0), self.owners.data.y[rows]
             of = (told(predicted), self.folds[0][rows], self.priors[0][rows])
             found.append(partners_of(i, names, self.metric, y, *of, self.config.worth))
@@ -429,9 +458,7 @@ class TrialRun:
                     for rows, probabilities in zip(fold.test, found, strict=True):
                         mean[rows] += np.nan_to_num(probabilities) / len(wanted)
         scored = []
-        for i in range(len(self.owners.names)):
-            rows = self.owners.rows(i)
-            rows = rows[self.folds[0][rows] >= 0]
+        for rows in self.scored:
             y, priors = self.owners.data.y[rows], self.priors[0][rows]
             scored.append(_plain(contributions(self.metric, y, told(mean[rows]), self.folds[0][rows], priors)[0]))
         return scored
@@ -453,7 +480,7 @@ class TrialRun:
                 verdict,
                 self.metric,
                 method=self.federated.label(best_of_all),
-                rows=one.rows if self.owners.order is None else len(self.owners.rows(i)),
+                rows=len(self.owners.rows(i)),
                 pooled=pooled[i],
                 own_weight=None if weights is None else float(weights[i]),
                 partners=partners[i],

@@ -261,6 +261,14 @@ def round(
     yield "round"
 
 
+def at_once(fed: Federation, server: FedBoostServer, client: FedBoostClient, cfg: FedBoostConfig, rounds: int) -> None:
+    """See `Method.at_once`: the same trees without messages, which take half of the time."""
+    layout = steps.agree(fed, server, (0,))
+    assert layout is not None
+    client.layout = steps.layout_tree(layout)
+    client.trees = steps.trees_tree(own_trees(client, rounds))
+
+
 FEDBOOST = Method(
     name="fedboost",
     title="Boosted trees from sums of integers, as on pooled rows",
@@ -274,6 +282,7 @@ FEDBOOST = Method(
     server=FedBoostServer,
     needs=("raw rows",),
     pooled=True,
+    at_once=at_once,
     trial_rank=3,
 )
 

@@ -188,24 +188,28 @@ def scale_of(rows: np.ndarray) -> dict[str, int]:
     return {"bits": loss.bits, "exponent": loss.exponent}
 
 
+def grown_from_rows(
+    party: FedForestClient, cfg: FedForestConfig, layout: Bins, t: int, rng: np.random.Generator
+) -> Trees:
+    """Lot number t of trees from the party's own rows alone."""
+    own, number = steps.binned(party), party.context.target is not None
+    scale = scale_of(steps.own_rows(party)) if number else OF_CLASSES
+    y = forest.whole(own.y, **scale) if number else own.y
+    numbers = range(t * cfg.lot, (t + 1) * cfg.lot)
+    drawn = np.stack([copies(own.bins, y, tree, party.context.seed) for tree in numbers])
+    node, trees = steps.roots(*drawn.shape).numpy(), growth(cfg, layout, rng, number)
+    while len(trees.asked):
+        trees.splits.move(node, own.bins)
+        trees.answer(sums_of(party, y, drawn, node, trees.asked, trees.tree, trees.columns))
+    return grown(trees, scale, number)
+
+
 def own_forest(party: FedForestClient) -> Trees:
     """A forest of the party's own rows alone, over the agreed bins."""
-    own, cfg, number = (
-        steps.binned(party),
-        party.cfg.model_copy(update={"lot": party.cfg.mix}),
-        bool(party.context.target),
-    )
+    own, cfg = steps.binned(party), party.cfg.model_copy(update={"lot": party.cfg.mix})
 
     def make() -> Trees:
-        scale = scale_of(steps.own_rows(party)) if number else OF_CLASSES
-        y = forest.whole(own.y, **scale) if number else own.y
-        drawn = np.stack([copies(own.bins, y, t, party.context.seed) for t in range(cfg.lot)])
-        node = steps.roots(*drawn.shape).numpy()
-        trees = growth(cfg, own.layout, party.context.stream("own columns"), number)
-        while len(trees.asked):
-            trees.splits.move(node, own.bins)
-            trees.answer(sums_of(party, y, drawn, node, trees.asked, trees.tree, trees.columns))
-        return grown(trees, scale, number)
+        return grown_from_rows(party, cfg, own.layout, 0, party.context.stream("own columns"))
 
     return steps.kept(party.context, "own forest", "", make)
 
@@ -235,6 +239,18 @@ def round(
     yield "round"
 
 
+def at_once(
+    fed: Federation, server: FedForestServer, client: FedForestClient, cfg: FedForestConfig, rounds: int
+) -> None:
+    """See `Method.at_once`: the same trees without messages, which take half of the time."""
+    layout = steps.agree(fed, server, (0,))
+    assert layout is not None
+    client.layout = steps.layout_tree(layout)
+    for t in range(rounds):
+        trees = grown_from_rows(client, cfg, layout, t, server.context.stream("columns", t))
+        client.trees = steps.extended(client.trees, trees)
+
+
 FEDFOREST = Method(
     name="fedforest",
     title="A random forest from sums of integers, as on pooled rows",
@@ -248,6 +264,7 @@ FEDFOREST = Method(
     server=FedForestServer,
     needs=("raw rows",),
     pooled=True,
+    at_once=at_once,
     trial_rank=1,
 )
 
