@@ -12,6 +12,8 @@ would be asked, and is measured beside what the same attacker gets without it.
                 of two gradients is that row (L. Fowl et al., "Robbing the Fed", ICLR 2022).
     time        whether the CPU time of a call with DP-SGD tells that rows are in a region.
     classes     fedproto: rows of a class that one node alone has, from its part of a sum.
+    sums        fedglm: rows from sums over all owners, by coefficients that split the rows at a value of a column: the
+                gradients of two questions differ by the rows between their values.
     models      membership in the training rows by the confidence of an exported model.
     checkpoints a thief of the coordinator's checkpoints: membership by the newest one, and by the last two.
 """
@@ -34,12 +36,16 @@ from benchmarks.audit_epsilon import FORM, USUAL, Node
 from benchmarks.audit_epsilon import config as dp_config
 from benchmarks.leaks import HORIZONTAL
 from fedloom.api import execute
+from fedloom.core.federation import Federation
 from fedloom.core.scores import auc
 from fedloom.deploy import export, load_model
 from fedloom.experiment.plan.build import build, with_secret
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.run import checkpoint
+from fedloom.experiment.run.engine import start
 from fedloom.methods import steps
+from fedloom.methods.tables import newton
+from fedloom.methods.tables.fedglm import rows_of
 from fedloom.methods.vertical.steps import batch_indices
 from fedloom.protect.leaks import explained
 
@@ -277,6 +283,41 @@ def alone(seed: int) -> Iterator[Line]:
 # -- exported models and checkpoints -------------------------------------------------------------------------------
 
 
+def from_sums(seed: int) -> Iterator[Line]:
+    """W2: the share of all owners' rows that gradients of so many questions give to 0.01 s.d. of each column; beside
+    it, by the questions of honest training. An interval with most rows is halved next, until each has one row."""
+    values: dict[str, Any] = {"method": "fedglm", "rounds": 2, "seed": seed, "aggregate": {"secure": True}}
+    values["data"] = {"name": "breast_cancer", "clients": 5, "partition": "iid"}
+    plan = build(check({"run": values}).run)
+    with start(plan) as engine:
+        fed = Federation(engine, aggregator=plan.aggregator, means=plan.method.client.MEANS)
+        server: Any = plan.server
+        for _ in plan.method.round(fed, server, engine.ids, plan.cfg, 0):
+            pass
+    design = {name: server.design[name] for name in ("mean", "scale", "kept", "outcome", "rows")}
+    parties: list[Any] = [plan.clients[k]() for k in engine.ids]
+    rows = np.concatenate([rows_of(party, design)[0] for party in parties])
+    p, bits = rows.shape[1], newton.bits_for(len(rows), 64)
+
+    def gradient(value: float) -> np.ndarray:
+        beta = torch.zeros(1, p, dtype=torch.float64)
+        beta[0, 0], beta[0, 1] = -1e9 * value, 1e9
+        sums = sum(party.derivatives(design=design, beta=beta, bits=bits)["sums"] for party in parties)
+        return newton.opened(sums.numpy(), p, 1, bits)[1]
+
+    told = {value: gradient(value) for value in (-9.0, 9.0)}
+    for questions in (25, 100, 400):
+        while len(told) < questions:
+            between = {ends: round(told[ends[1]][0] - told[ends[0]][0]) for ends in pairwise(sorted(told))}
+            several = {ends: rows for ends, rows in between.items() if rows > 1 and ends[1] - ends[0] > 1e-4}
+            low, high = min(several, key=several.__getitem__)
+            told[(low + high) / 2] = gradient((low + high) / 2)
+        apart = np.array([told[high] - told[low] for low, high in pairwise(sorted(told))])
+        found = apart[apart[:, 0].round() == 1]
+        near = (np.abs(found[:, None] - rows).max(-1) < 0.01).any(0)
+        yield "fedglm", f"{questions} crafted sums over 5 owners", "rows", float(near.mean()), 0.0
+
+
 def known_by(scores: Tensor, members: int) -> float:
     """The AUC of scores (n,) for the first rows, which were trained on."""
     return auc((np.arange(len(scores)) < members).astype(int), np.stack([-scores.numpy(), scores.numpy()], 1))
@@ -343,6 +384,7 @@ ATTACKS = {
     "gradients": chosen_point,
     "time": by_time,
     "classes": alone,
+    "sums": from_sums,
     "models": exported,
     "checkpoints": stolen,
 }

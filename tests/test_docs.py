@@ -304,6 +304,12 @@ def test_the_typed_keywords_are_the_settings() -> None:
     assert {*RunSettings.__annotations__} == ({*RunConfig.model_fields} | OF_DATA) - own
 
 
+def test_labels_of_links_are_words_not_names_of_pages() -> None:
+    for page in PAGES:
+        if page.is_relative_to(ROOT / "docs"):
+            assert not (found := re.findall(r"\[[\w./-]+\.md[^\]]*\]\(", page.read_text())), (page, found)
+
+
 def test_the_sidebar_is_short_and_pages_are_within_the_limit_of_words() -> None:
     trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.S)
     entries = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]

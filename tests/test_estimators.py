@@ -22,15 +22,13 @@ from fedloom import FederatedClassifier, FederatedRegressor
 
 X, Y = load_iris(return_X_y=True)
 OWNERS = np.array(["north", "south", "west"])[np.arange(150) % 3]
-EXCEPTIONS = {"check_regressors_train": "two iterations are too few for the R² of 0.5 that it wants"}
-"""Checks that do not hold, and why."""
 FAST = FederatedClassifier("fedavg", iterations=2, clients=2)
-NUMBERS = FederatedRegressor("fedavg", iterations=2, clients=2)
+NUMBERS = FederatedRegressor("fedavg", iterations=60, clients=2)
 BEHIND = {
     "classes": FAST,
     "numbers": NUMBERS,
     "trees": FederatedClassifier("fedforest", iterations=3, clients=2),
-    "boosted numbers": FederatedRegressor("fedboost", iterations=3, clients=2),
+    "boosted numbers": FederatedRegressor("fedboost", iterations=12, clients=2),
     "linear": FederatedClassifier("fedglm", iterations=30, clients=2, params={"l2": 1.0}),
     "linear numbers": FederatedRegressor("fedglm", iterations=30, clients=2, params={"l2": 1e-3}),
 }
@@ -49,7 +47,7 @@ def test_the_contract_of_estimators_holds(made: FederatedClassifier | FederatedR
             continue
         except Exception as error:
             failed[name] = error
-    assert failed.keys() <= EXCEPTIONS.keys(), failed
+    assert not failed
 
 
 def test_it_learns_in_a_pipeline_and_cross_validation() -> None:

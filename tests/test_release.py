@@ -83,5 +83,6 @@ def test_the_hosted_documentation_is_built_as_make_docs_builds_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (install,) = hosted["python"]["install"]
     assert set(install["extra_requirements"]) <= extras.keys()
+    assert {"docs", "net"} <= set(install["extra_requirements"])  # conf.py reads the settings of nodes
     assert (ROOT / hosted["sphinx"]["configuration"]).is_file() and hosted["sphinx"]["fail_on_warning"]
     assert " -W " in (ROOT / "Makefile").read_text()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.options import SafeConsole, print_plain
+import fedloom as fedloom_package
+from fedloom.cli.options import SafeConsole, out, plain_table, print_plain
 from fedloom.core.log_lines import TextFormatter
+from fedloom.report.terminal import show_comparison
 from tests.command import Done
 
 ESCAPES = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "a\rb", "left\u202eright", "a\x08b"
@@ -56,6 +60,76 @@ def test_a_warning_in_a_file_has_none() -> None:
     assert (
         TextFormatter("%(levelname)-8s %(message)s").format(record) == "WARNING  x\N{REPLACEMENT CHARACTER}[2Jy\n    z"
     )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_narrow_terminals_lose_no_word_of_a_table(width: int) -> None:
+    rows = [
+        ("switzerland", "Undecided, leaning to join: AUC +0.052 (95 % −0.187 to +0.292)", "12,345", "0.613"),
+        ("va", "Stay alone", "7", ""),
+    ]
+    made = plain_table("owner", "decision", numbers=("rows", "federated"))
+    for row in rows:
+        made.add_row(*row)
+    written = io.StringIO()
+    SafeConsole(file=written, width=width).print(made)
+    shown = written.getvalue()
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+    for word in " ".join(
+        ["owner decision rows federated" if width == 80 else "decision federated", *map(" ".join, rows)]
+    ).split():
+        assert word in shown
+    lines = [line.strip() for line in shown.splitlines()]
+    assert ("rows: 12,345" in lines) == (width == 40)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_narrow_terminals_lose_no_word_of_the_help(
+    width: int, fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+
+    from fedloom.cli.app import app
+
+    monkeypatch.setattr(out, "_width", width)
+    monkeypatch.setenv("COLUMNS", str(width))  # of Typer's own console
+    group: Any = typer.main.get_command(app)
+    names = [name for name, one in group.commands.items() if not one.hidden]
+    shown = fedloom("--help").stdout
+    for word in (*names, "Experiments", "Your own data", "Methods and models", "Between organizations"):
+        assert word in shown
+    for name in names:
+        command = group.commands[name]
+        shown = fedloom(name, "--help").stdout
+        assert not re.search(r"\w…|…\w", shown.replace("params.…", "")), shown
+        for param in (one for one in command.params if not getattr(one, "hidden", False)):
+            for option in param.opts if param.param_type_name == "option" else ():
+                assert re.search(rf"{option}\b", shown), (name, option)
+            for word in (param.help or "").replace("\\[", "[").split() if width < 80 else ():
+                assert word in shown, (name, word)
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, Any]:
+    """Four vertical methods with long names, all scores, and two seeds."""
+    methods = ["vertical-forest", "active-forest", "split", "active-only"]
+    settings: dict[str, Any] = {"data": "breast_cancer", "clients": 2, "rounds": 1, "seeds": 2}
+    return fedloom_package.compare(methods, **settings)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_narrow_terminals_lose_no_column_of_a_comparison(compared: dict[str, Any], width: int) -> None:
+    written = io.StringIO()
+    show_comparison(compared, SafeConsole(file=written, width=width))
+    shown = written.getvalue()
+    tables = [line for line in shown.splitlines() if "─" not in line and "  " in line.strip()]
+    assert "…" not in shown and max(map(len, tables)) <= width
+    for heading in ("Accuracy", "balanced", "AUC", "Log-loss", "calib.", "Sent up", "Sent down", "Time"):
+        assert heading in shown
+    for name, scores in ((m["name"], m["scores"]) for m in compared["methods"]):
+        assert shown.count(f" {name} ") >= 2 and f"{scores['log loss']['mean']:.3f}" in shown
+    for difference in compared["further"]["log loss"]:
+        assert f"{difference['mean']:+.3f}".replace("-", "−") in shown
 
 
 @pytest.fixture

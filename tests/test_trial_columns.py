@@ -66,11 +66,17 @@ def test_a_partner_that_tells_the_label_is_worth_joining_and_one_that_tells_noth
     calibration = cards["all people"].calibration
     assert calibration is not None and 0 < max(calibration) < 0.5
     assert f"{calibration[0]:.3f} → {calibration[1]:.3f}" in html and "joint; 0 is perfect" in html
-    assert "people that lab has" in html and result.recipe == {} and "lab has 120 of them" in result.notes[0]
+    assert "people that lab has" in html and "lab has 120 of them" in result.notes[0]
     again = fedloom.trial(
         [str(file) for file in files.values()], label="ill", id="patient", repeats=2, alone=("logistic",)
     )
-    assert {**again.content(), "seconds": 0} == {**result.content(), "seconds": 0}
+    recipe = again.content()["recipe"]
+    assert {**again.content(), "seconds": 0, "recipe": {}} == {**result.content(), "seconds": 0}
+    names = [str(files["clinic"]), str(files["lab"]), str(files["archive"])]
+    assert recipe["columns"] == {"files": names, "id": "patient", "label": "ill", "missing": "files"}
+    run = {**recipe, "rounds": 1, "params": {"lot": 5}}
+    measured = fedloom.run(run.pop("method"), **run)
+    assert measured.summary["method"] == "vertical-forest" and measured.summary["clients"] == 3
 
 
 def test_a_number_is_told_better_by_the_columns_of_a_partner(files: dict[str, Path], tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from fedloom.experiment.run.execute import RunResult, Status, Stopped, settle
 from fedloom.experiment.run.metrics import GLOBAL, SCORES, four_digits, in_words
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.experiment.run.trained import TrainedModels
+from fedloom.experiment.run.tuning import trials
 
 if TYPE_CHECKING:
     import pandas
@@ -534,7 +535,7 @@ def run(
             raise ConfigError(f"{config} is a comparison: use fedloom.compare({str(config)!r})")
         config = experiment.run
     folder = _settled(out, resume)
-    with _shown(progress, 1) as shown:
+    with _shown(progress, [config]) as shown:
         found = execute(config, folder, resume=resume, progress=shown, keep_models=True)
     assert found.trained is not None
     return Result(found.summary, found.metrics, found.folder, found.trained)
@@ -605,13 +606,14 @@ def compare(
         }
     )
     folder = _settled(out, resume, several=True)
-    with _shown(progress, len(experiment.runs()) if progress is True else 0) as shown:
+    every = [*experiment.runs(), *(run for tried in (trials(experiment) if tune else ()) for run in tried.values())]
+    with _shown(progress, every) as shown:
         found = execute_all(experiment, folder, resume=resume, progress=shown, execute=execute, tune=tune)
     return CompareResult(found)
 
 
 @contextlib.contextmanager
-def _shown(progress: Progress, runs: int) -> Iterator[Callable[[Status], None] | None]:
+def _shown(progress: Progress, runs: Sequence[RunConfig]) -> Iterator[Callable[[Status], None] | None]:
     """What is called after each round: for True, a bar over the rounds of all runs, in a terminal or a notebook."""
     if progress is not None and not callable(progress) and not isinstance(progress, bool):
         raise ConfigError(f"progress must be True, or a function of the state after a round, not {progress!r}")
@@ -624,11 +626,11 @@ def _shown(progress: Progress, runs: int) -> Iterator[Callable[[Status], None] |
     from rich.progress import Progress as Bar
 
     with Bar(transient=True) as bar:
-        task = bar.add_task("rounds", total=None)
+        task = bar.add_task("rounds", total=sum(run.resolve()[2] for run in runs))
 
         def show(status: Status) -> None:
             text = f"{status.run.label} seed {status.run.seed}: {status.metric} {status.accuracy:.1%}"
-            bar.update(task, advance=1, total=runs * status.rounds, description=text)
+            bar.update(task, advance=1, description=text)
 
         yield show
 

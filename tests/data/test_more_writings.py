@@ -230,3 +230,14 @@ def test_a_partys_dates_are_features() -> None:
             TableEncoder.fit({"d": np.array([*DAYS[:-1], odd], dtype=object)}, np.arange(40))
     with pytest.raises(DataError, match="must hold a date, or nothing,"):
         encoder.transform({"d": np.array(["soon"], dtype=object), "z": np.arange(1)})
+
+
+def test_a_column_whose_library_cannot_hand_it_over_is_a_sentence() -> None:
+    class Categories(list[str]):
+        dtype = "Categorical"
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            raise OSError("The iterator produced an item of data type UInt32")
+
+    with pytest.raises(DataError, match=r"type Categorical, which the .* convert the column"):
+        read_data({**PLAIN, "z": Categories("uv" * 20)}, label="y")

@@ -16,11 +16,13 @@ from pydantic import BaseModel
 from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.faults import Faults
+from fedloom.deploy.export import _config as read_run
 from fedloom.experiment.config import run as config
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.reading import check, experiments, read
 from fedloom.experiment.pool.pool import digest
+from fedloom.remote.node.config import read as read_node
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
@@ -66,6 +68,20 @@ def test_broken_toml_names_the_line(tmp_path: Path) -> None:
     file.write_text("method = fedal\n")
     with pytest.raises(ConfigError, match=r"x\.toml is not valid TOML.*line 1"):
         read(str(file))
+
+
+@pytest.mark.parametrize(("text", "why"), [("x = " + "[" * 9_000, "nested too deeply"), ("x = " + "9" * 5_000, "4300")])
+def test_toml_that_takes_a_parser_down_is_refused_everywhere(text: str, why: str, tmp_path: Path) -> None:
+    for name in ("x.toml", "node.toml", "config.toml"):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"is not valid TOML: .*{why}"):
+        read(str(tmp_path / "x.toml"))
+    with pytest.raises(ConfigError, match=why):
+        read_node(tmp_path / "node.toml")
+    with pytest.raises(ConfigError, match=why):
+        read_run(tmp_path, ())
+    with pytest.raises(ConfigError, match=r"params\.tau"):
+        read("fedal", [f"params.tau={text[4:]}"])
 
 
 def test_overrides_reach_every_level_and_keep_types() -> None:

@@ -16,6 +16,7 @@ from fedloom.core.cards import latex_escaped, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.plan.reading import seeds_from, seeds_of
 from fedloom.experiment.run.result import Comparison
+from fedloom.report import formatting as fmt
 from fedloom.report import paper
 from fedloom.report.quick import comparison_card
 from fedloom.report.results import verdict
@@ -86,10 +87,47 @@ def test_tuning_chooses_each_rate_on_validation_rows_alike(monkeypatch: pytest.M
     monkeypatch.setattr(tuning, "FACTORS", (1e-6, 10.0))  # a rate that learns nothing, and one that learns
     found = fedloom.compare(["fedmd", "local"], iterations=20, tune=True, **SMALL)
     assert "fedmd 0.01, local 0.01" in found["remarks"][0] and found["unequal"] == []
+    assert "rate that was tried is the best of fedmd, local" in found["remarks"][1]
+    assert "Tuned alike: the learning rate" in paper.latex(Comparison(**found))
     with pytest.raises(ConfigError, match=r"data\.validation"):
         fedloom.compare(["fedmd", "local"], rounds=1, tune=True, validation=0.2, **SMALL)
     with pytest.raises(ConfigError, match="the seed 9999"):
         fedloom.compare(["fedmd", "local"], rounds=1, tune=True, seeds=[9999], **SMALL)
+
+
+def test_a_stopped_comparison_does_not_tune_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.experiment.run import tuning
+    from fedloom.experiment.run.execute import Status, Stopped
+
+    monkeypatch.setattr(tuning, "FACTORS", (1.0, 3.0))
+    given: dict[str, Any] = {"rounds": 2, "tune": True, "out": tmp_path / "mine", **SMALL}
+    seen: list[tuple[str, int]] = []
+
+    def show(status: Status) -> None:
+        seen.append((status.run.label, status.round))
+        if status.run.label == "local-lr0.003" and status.round == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, Stopped)):
+        fedloom.compare(["fedmd", "local"], progress=show, **given)
+    assert seen[:2] == [("fedmd-lr0.001", 1), ("fedmd-lr0.001", 2)] and len(seen) == 7
+    seen.clear()
+    found = fedloom.compare(
+        ["fedmd", "local"], progress=lambda s: seen.append((s.run.label, s.round)), resume=True, **given
+    )
+    assert not any(label.startswith("fedmd-lr") for label, _ in seen) and ("fedmd", 2) in seen
+    whole = fedloom.compare(["fedmd", "local"], **{**given, "out": None})
+    assert found["remarks"] == whole["remarks"] and found["differences"] == whole["differences"]
+
+
+def test_a_plan_counts_the_runs_that_tune(command: Callable[..., Done]) -> None:
+    said = command("compare", "fedmd", "local", "--seeds", "3", "--iterations", "5", "--tune", "--plan").stdout
+    assert said.startswith("16 runs, ") and "on 1 core" in said
+
+
+def test_an_interval_near_0_shows_on_which_side_it_is() -> None:
+    assert fmt.between(0.0003, 0.015) == "+0.03 to +1.5" and fmt.between(-0.0004, 0.0) == "−0.04 to 0.0"
+    assert fmt.between(-0.003, 0.0201) == "−0.3 to +2.0" and fmt.between(0.0, 1.2, share=False) == "0.000 to +1.200"
 
 
 def test_a_number_of_seeds_is_that_many() -> None:

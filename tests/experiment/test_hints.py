@@ -134,7 +134,15 @@ def test_a_config_and_a_table_come_through_standard_input(
     monkeypatch.setattr(sys, "stdin", io.StringIO('method = "fedal"\nrounds = -1\n'))
     assert "rounds: must be greater" in command("run", "-", code=2).stderr
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FRAME.to_csv(index=False).encode())))
-    assert "site" in command("data", "-").stdout
+    shown = command("data", "-").stdout
+    assert "site" in shown and "save the rows as stdin.csv" in shown and 'name = "stdin.csv"' in shown
+    for words in (("data", "-"), ("stats", "-"), ("trial", "-"), ("align", "-", "x.csv", "--id", "i", "--out", "o")):
+        assert "standard input is empty" in command(*words, code=2).stderr  # which data has read
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FRAME.to_csv(index=False).encode())))
+    assert "stdin.csv: 3 owners" in command("stats", "-", "--label", "y", "--group", "site").stdout
+    sweep = 'method = "fedmd"\nrounds = 1\n[sweep]\nover = { "params.lr" = [0.1] }\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(sweep))
+    assert "in sweeps/sweep" in command("sweep", "-", "--plan").stdout
 
 
 def test_a_missing_file_of_a_party_is_missing_and_not_unreadable(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom import report
 from fedloom.core import paths
 from fedloom.core.context import PublicSet
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, MethodError, ModelError
@@ -246,6 +247,19 @@ def test_an_atomic_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OSError, match="disk full"):
         paths.write_atomically(path, b"new and longer")
     assert path.read_bytes() == b"old"
+
+
+def test_links_in_a_folder_of_somebody_elses_are_replaced(tmp_path: Path) -> None:
+    """Such as that of a run that was sent: a report of it must not write where a link in it leads."""
+    execute(small(rounds=1), tmp_path / "run")
+    (precious := tmp_path / "precious").write_text("mine")
+    for name in ("report.html", ".report.html.draft", ".live.json.draft"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+        (tmp_path / "run" / name).symlink_to(precious)
+    report.write(tmp_path / "run")
+    paths.replace_text(tmp_path / "run" / "live.json", "{}")
+    assert precious.read_text() == "mine" and "<html" in (tmp_path / "run" / "report.html").read_text()
+    assert not any(path.is_symlink() for path in (tmp_path / "run").iterdir())
 
 
 def test_faults_are_counted_and_a_faulty_run_resumes_to_the_same_bits(tmp_path: Path) -> None:

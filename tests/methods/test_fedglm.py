@@ -108,6 +108,31 @@ def test_missing_values_can_have_indicators_so_that_no_row_is_left_out() -> None
     np.testing.assert_allclose(torch.softmax(owner.infer(owner.context.rows.every), -1), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("bits", [0, 20, 48])
+def test_each_part_of_a_sum_is_rounded_also_where_parts_are_large(bits: int) -> None:
+    """Parts below 2^51 steps are rounded by an addition, larger ones by themselves: both as Python rounds."""
+    rng = np.random.default_rng(11)
+    z, weight = rng.standard_normal((500, 3)) * 2.0 ** rng.integers(-3, 4, (500, 3)), rng.random(500)
+    z[:2, 0] = [0.5, -1.5]
+
+    def rounded(parts: np.ndarray) -> int:
+        return sum(round(float(part)) for part in parts)
+
+    assert newton.added(z, bits).tolist() == [rounded(column * 2.0**bits) for column in z.T]
+    scaled = z.T * (weight * 2.0**bits)
+    expected = [rounded(scaled[j] * z[:, i]) for i in range(3) for j in range(i, 3)]
+    assert newton.products(z, weight, bits).tolist() == expected
+
+
+def test_decimals_are_those_of_an_early_end_for_each_number_by_itself() -> None:
+    rng = np.random.default_rng(12)
+    x = np.r_[rng.standard_normal(400) * 10.0 ** rng.integers(-30, 30, 400), rng.integers(0, 10**6, 100) / 100]
+    x = np.r_[x, 0, np.nan, np.inf, 2.0**-149].astype(np.float32)
+    expected = [float(str(v)) for v in x]  # NumPy prints the fewest digits
+    np.testing.assert_allclose(decimal(x), expected, rtol=1e-15)
+    np.testing.assert_array_equal(decimal(np.asfortranarray(np.c_[x, x])[::2]), np.c_[decimal(x), decimal(x)][::2])
+
+
 def test_the_table_is_that_of_statisticians() -> None:
     x, y = table(500, seed=3)
     toy = fitted(x, y, [200])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedloom
 from fedloom import methods
 from fedloom.api import Stopped, execute
 from fedloom.core import message
@@ -233,7 +234,7 @@ def test_folders_predict_as_the_run_did_with_any_party(ran: tuple[Path, Any]) ->
         (lambda t: replace(t, left=t.left[:, :1]), "with a bit for each of 32 bins"),
         (lambda t: replace(t, root=t.root + 1), "roots must ascend from 0"),
         (lambda t: replace(t, value=t.value[:, :1]), "leaves must have 2 values"),
-        (lambda t: replace(t, value=-t.value), "none below 0"),
+        (lambda t: replace(t, value=-t.value), "2 values from 0 to"),
     ],
 )
 def test_a_folder_with_other_trees_is_refused(change: Any, why: str, ran: tuple[Path, Any], tmp_path: Path) -> None:
@@ -273,3 +274,29 @@ def test_trees_of_one_node_are_no_problem() -> None:
         np.ones((1, 2), np.int64),
     )
     assert one.problem(0, 8) == one.problem(0, 9) == ""  # leaves alone look at no bin
+
+
+@pytest.mark.parametrize(("method", "models"), [("vertical-forest", {}), ("split", {"variance": True})])
+def test_folders_predict_a_number_in_its_unit(method: str, models: dict[str, Any], tmp_path: Path) -> None:
+    rng, n = np.random.default_rng(0), 120
+    age, iron = rng.normal(size=(2, n)).round(3)
+    days = (40 + 3 * age + 6 * iron).round(2)
+    lines = ["id,age,days", *(f"p{i},{age[i]},{days[i]}" for i in range(n))]
+    (tmp_path / "clinic.csv").write_text("\n".join(lines))
+    (tmp_path / "lab.csv").write_text("\n".join(["id,iron", *(f"p{i},{iron[i]}" for i in range(n))]))
+    files = [str(tmp_path / name) for name in ("clinic.csv", "lab.csv")]
+    columns = {"files": files, "id": "id", "label": "days"}
+    run = fedloom.run(method, columns=columns, rounds=3, models=models, out=tmp_path / "run")
+    folder = export(tmp_path / "run").folder  # compared with the run
+    active = load_active(folder / "active")
+    sent = [
+        load_party(folder / f"party-{m}").embed({name: values.tolist()}, [f"p{i}" for i in range(n)])
+        for m, (name, values) in enumerate({"age": age, "iron": iron}.items())
+    ]
+    found = active.predict(sent)
+    assert active.classes == () and found.shape == (n, 2 if models else 1) and 30 < found[:, 0].mean() < 50
+    if method == "vertical-forest":
+        test = run.summary["scores"]["rmse"]  # on rows that no tree has seen
+        assert np.sqrt(((found[:, 0] - days) ** 2).mean()) < test < days.std()
+    else:
+        assert (found[:, 1] > 0).all()

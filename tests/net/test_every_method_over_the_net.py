@@ -36,6 +36,11 @@ def test_a_method_gives_the_same_numbers_over_the_net(name: str, nodes: Path) ->
     compared(run_of(name, "none"), nodes)
 
 
+def test_a_first_round_that_probes_asks_twice_over_the_net(nodes: Path) -> None:
+    run = run_of("ditto-afind", "none")
+    compared(run.model_copy(update={"params": {**run.params, "threshold": "calibrated", "explore_by": "probe"}}), nodes)
+
+
 def test_local_training_is_the_same_over_the_net(nodes: Path) -> None:
     compared(run_of("fedal", "none").model_copy(update={"local": LocalConfig(**ALL)}), nodes)
 

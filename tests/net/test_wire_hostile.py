@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import tracemalloc
 import zlib
 from collections.abc import Awaitable, Callable
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedloom.core.errors import MessageError
 from fedloom.remote import frames, rpc_errors, rpc_server
 from fedloom.remote import rpc_client as links
 from fedloom.remote.frames import LARGEST_PIECE, PIECE, FrameError, framed, unframed
@@ -127,6 +130,84 @@ def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pyte
         assert (await hand.status(first(id="9")))[0] is Status.OK
 
     against(test)
+
+
+@pytest.mark.parametrize("wrong", ["message", "failure", "bytes"])
+def test_refused_calls_leave_nothing_in_memory(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal keeps the frames that it went through, and they the call's bytes, until somebody collects cycles."""
+    monkeypatch.setattr(rpc_server._log, "exception", lambda *_: None)  # pytest keeps what is logged
+
+    async def refuse(_: str, body: bytes) -> bytes:
+        view = memoryview(body)
+        if wrong == "failure":
+            raise RuntimeError
+        try:
+            raise MessageError(f"{len(view)} bytes are no message")
+        except MessageError as error:
+            raise CallRefused(rpc_errors.MALFORMED, "invalid message", str(error)) from None
+
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        size, kept = 2 * MB, list[int]()
+        data = bytes(size)
+        for n in range(8):
+            call, sum = hand.call(), zlib.crc32(data) + (wrong == "bytes")
+            await call.write(first(data[:PIECE], id=str(n), bytes=size, sum=sum))
+            for at in range(PIECE, size, PIECE):
+                await call.write(data[at : at + PIECE])
+            assert await call.code() in (Status.INVALID_ARGUMENT, Status.INTERNAL)
+            await _until(lambda: not server.service._streams and not server.service._calls)
+            kept.append(tracemalloc.get_traced_memory()[0])
+        assert kept[-1] - kept[1] < size
+
+    gc.disable()
+    tracemalloc.start()
+    try:
+        against(test, refuse)
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+def test_a_caller_who_is_refused_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        for _ in range(rpc_server.MOST_LINES + 20):
+            assert (await hand.status(first(bytes=-1)))[0] is Status.OUT_OF_RANGE
+
+    against(test)
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("refused a call of mallory" in line for line in told) == rpc_server.MOST_LINES
+    assert sum("mallory" in line for line in told) == rpc_server.MOST_LINES + 1
+
+
+def test_connections_have_a_number_and_those_within_it_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may dial, without a certificate; the files that a process may open are for its own, too."""
+    monkeypatch.setattr(rpc_server, "most_connections", lambda: 8)
+
+    async def work() -> None:
+        async with serving(Echo(), None) as server, linked(server.port, None, own="hub") as hub:
+            assert await hub.ask("echo", b"0", id="0", deadline=9) == b"0"
+            strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(30)]
+            await _until(lambda: sum(map(_is_open, strangers)) < 8)
+            assert await hub.ask("echo", b"1", id="1", deadline=9) == b"1"
+            for one in strangers:
+                one.close()
+
+    run(work())
+    monkeypatch.undo()
+    assert 64 <= rpc_server.most_connections() <= rpc_server.MOST_CONNECTIONS
+
+
+def _is_open(one: socket.socket) -> bool:
+    """Whether the server has not closed this connection; its first bytes are read."""
+    one.setblocking(False)
+    try:
+        while one.recv(1000):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def test_answers_that_nobody_fetches_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,35 @@ def test_the_summary_has_the_most_that_a_private_run_spends(sigma: float, own: H
     assert spent <= claimed <= spent + 0.001
 
 
+@pytest.mark.parametrize("min_rows", [10, 61])
+def test_a_run_that_waits_tells_nothing_of_the_number_of_rows(min_rows: int, own: Hosts, tmp_path: Path) -> None:
+    """A coordinator could ask with other test rows again and again, before anybody reads the first request."""
+    public = rows(tmp_path / "p.csv", 50, 9, labels=False)
+    kind = run(method="fedavg", models={"pool": ["linear"]}, params={"dp": {"unit": "rows"}, "batch_size": 100})
+    ask, text = own({"public": public}, min_rows=min_rows), for_nodes(build(kind, PrivateData(public=public)))
+    assert ask.refused("open", opening(text.model_dump_json())).code == PENDING
+    few = "This run cannot begin here: a run must train on at least 61 rows" in approval.waiting(folder(ask), RUN).text
+    assert few == (min_rows == 61)
+    decided(ask)
+    if few:
+        assert "at least 61 rows" in ask.refused("open", opening(text.model_dump_json())).words
+    else:
+        ask("open", opening(text.model_dump_json()))
+
+
+def test_no_run_with_sums_opens_in_a_folder_that_is_older_than_its_anchor(own: Hosts, tmp_path: Path) -> None:
+    """Its record of the questions that were answered in sums is as old."""
+    secure = {"aggregate": {"secure": True}, "params": {"batch_size": 8, "clients_per_round": None}}
+    text, ask = config(**secure), own(approve="off", anchor=tmp_path / "anchor")
+    assert "--new-anchor" in ask.refused("open", opening(text)).words
+    ask.host.budget.begin_anchor()
+    ask("open", opening(text))
+    (ask.config.state / "budget.json").unlink()
+    assert (
+        "older than its anchor" in own(approve="off", anchor=tmp_path / "anchor").refused("open", opening(text)).words
+    )
+
+
 def test_the_numbers_of_a_model_are_those_that_are_sent(own: Hosts) -> None:
     models = {"pool": ["mlp-large"]}
     ask = own(approve="off")

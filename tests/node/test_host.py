@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from fedloom.remote import loop, payload, rpc_errors
 from fedloom.remote.node import service as hosting
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.peer_fetcher import MOST_TASKS
+from fedloom.remote.node.process import CoordinatorLink
 from fedloom.remote.node.service import NodeService
 from fedloom.remote.node.store import Store
 from fedloom.remote.node.task_runner import line as left
@@ -50,6 +54,29 @@ def known(ask: RunRequest) -> tuple[Any, ...]:
     folder = ask.config.state / f"run-{RUN}"
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     return message.digest(node_run.party.state()), node_run.last, node_run.start, files
+
+
+@pytest.mark.parametrize("kind", ["do", "open", "nonsense"])
+def test_a_refused_call_leaves_its_bytes_nowhere(kind: str, ask: RunRequest) -> None:
+    """Neither in the frames of its refusal, of which there would be as many as a coordinator likes."""
+    link, answered = object.__new__(CoordinatorLink), list[bytes]()
+    link.name, link._service = "hub", ask.host
+    link._client = SimpleNamespace(roles=())  # type: ignore[assignment]
+
+    async def said(kind: str, body: bytes) -> bytes:
+        answered.append(body)
+        return b""
+
+    link._ask = said  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        body = payload.pack({"x": 1}, bytes(1 << 20))
+        before = sys.getrefcount(body)
+        for number in range(3):
+            ask._loop.run_until_complete(link._answer({"hub": "h", "number": number, "kind": kind}, body))
+        assert len(answered) == 3 and sys.getrefcount(body) == before
+    finally:
+        gc.enable()
 
 
 def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: RunRequest) -> None:

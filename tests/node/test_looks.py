@@ -154,6 +154,15 @@ def test_the_budget_of_looks_outlives_runs_and_restarts(hosts: Hosts, tmp_path: 
     assert json.loads((tmp_path / "state" / FILE).read_text())["cohorts"]["wards"]["looks"] == 3
 
 
+def test_the_chance_level_of_another_split_is_a_look_of_its_own(hosts: Hosts, tmp_path: Path) -> None:
+    """A run may choose how many rows are test rows: each choice has another chance level, a third number with noise."""
+    for part, counted in ((0.3, 1), (0.3, 2), (0.4, 4), (0.4, 5)):
+        ask = hosts(score=True, text=opened(data={"test_fraction": part}))
+        looked(ask, 0, crafted(ask, 0.3))
+        record = json.loads((tmp_path / "state" / FILE).read_text())["cohorts"]["wards"]
+        assert record["looks"] == counted
+
+
 def test_a_repeated_look_tells_nothing_new(hosts: Hosts) -> None:
     ask = hosts(score=True)
     first, *others = (looked(ask, call, crafted(ask, 0.3)) for call in range(5))

@@ -13,7 +13,7 @@ from fedloom.protect.accountant import Releases, epsilon
 
 AUDITS: dict[str, Any] = {
     **{
-        f"white box, {name}": lambda name=name: audit_epsilon.audit_white_box(name, 200)
+        f"white box, {name}": lambda name=name: audit_epsilon.audit_white_box(name, 1000, steps=1, short=True)
         for name in audit_epsilon.WHITE_BOX
     },
     "look": lambda: audit_epsilon.audit_look(2_000),

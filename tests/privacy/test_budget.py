@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from fedloom.core import paths
-from fedloom.core.errors import PrivacyBudgetSpent
+from fedloom.core.errors import ConfigError, PrivacyBudgetSpent
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
 from fedloom.protect.accountant import Releases, epsilon
-from fedloom.remote.node import budget
+from fedloom.remote.node import budget, limits
 from fedloom.remote.node.budget import FILE, NEXT, Budget, Spent
 from fedloom.remote.node.config import NodeData
 from fedloom.remote.node.limits import OwnerLimits
@@ -35,6 +35,14 @@ ONE = Releases(4.0, 1, 1.0)
 
 def spend(folder: Path, file: Path, cohort: str = "wards", anchor: Path | None = None) -> None:
     charge(Budget(folder, anchor), cohort, file, ONE, 10.0, 1e-5)
+
+
+def anchored(tmp_path: Path) -> tuple[Path, Path]:
+    """The folder of a node, and the anchor that its owner made."""
+    folder, anchor = tmp_path / "state", tmp_path / "anchor"
+    folder.mkdir(exist_ok=True)
+    Budget(folder, anchor).begin_anchor()
+    return folder, anchor
 
 
 @pytest.fixture
@@ -55,8 +63,7 @@ def test_a_file_under_another_name_is_no_new_budget(copy: Callable[..., Any], tm
 
 @pytest.mark.parametrize("older", ["copy", "nothing", "{}", "earlier version"])
 def test_an_older_folder_allows_nothing_until_its_owner_accepts_it(older: str, tmp_path: Path, file: Path) -> None:
-    folder, anchor = tmp_path / "state", tmp_path / "anchor"
-    folder.mkdir()
+    folder, anchor = anchored(tmp_path)
     spend(folder, file, anchor=anchor)
     kept = (folder / FILE).read_bytes()
     spend(folder, file, anchor=anchor)
@@ -90,8 +97,7 @@ def test_a_node_killed_while_it_charges_keeps_its_budget(
     dies_at: Callable[[Path], bool], counted: bool, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the anchor nothing was charged and nothing let out; after it the charge counts, once."""
-    folder, anchor = tmp_path / "state", tmp_path / "anchor"
-    folder.mkdir()
+    folder, anchor = anchored(tmp_path)
     spend(folder, file, anchor=anchor)
     writing = paths.write_atomically
 
@@ -117,8 +123,7 @@ def test_a_node_killed_while_it_charges_keeps_its_budget(
 
 def test_a_draft_is_no_way_around_the_anchor(tmp_path: Path, file: Path) -> None:
     """A copy of the folder from between two changes is old, too."""
-    folder, anchor, copy = tmp_path / "state", tmp_path / "anchor", tmp_path / "copy"
-    folder.mkdir()
+    (folder, anchor), copy = anchored(tmp_path), tmp_path / "copy"
     spend(folder, file, anchor=anchor)
     shutil.copytree(folder, copy)
     shutil.copy(copy / FILE, copy / NEXT)
@@ -128,17 +133,43 @@ def test_a_draft_is_no_way_around_the_anchor(tmp_path: Path, file: Path) -> None
 
 
 def test_a_deleted_anchor_allows_nothing_until_its_owner_accepts_it(tmp_path: Path, file: Path) -> None:
-    folder, anchor = tmp_path / "state", tmp_path / "anchor"
-    folder.mkdir()
-    spend(folder, file)  # before the node had an anchor
-    spend(folder, file, anchor=anchor)
+    (tmp_path / "state").mkdir()
+    spend(tmp_path / "state", file)  # before the node had an anchor
+    folder, anchor = anchored(tmp_path)
     anchor.unlink()
     with pytest.raises(PrivacyBudgetSpent, match="anchor is missing: its owner must restore that file, or run"):
         spend(folder, file, anchor=anchor)
     Budget(folder, anchor).accept_restored(lambda cohorts: exhaust(cohorts["wards"], 10, 1e-5))
     assert int(anchor.read_text()) == 3
+    with pytest.raises(ConfigError, match="to a file that does not exist yet"):
+        Budget(folder, anchor).begin_anchor()
     with pytest.raises(PrivacyBudgetSpent, match="would make it"):
         spend(folder, file, anchor=anchor)
+
+
+def test_a_node_without_record_and_anchor_does_not_count_as_new(tmp_path: Path, file: Path) -> None:
+    """Both are lost with a machine, and somebody could delete both."""
+    folder, anchor = anchored(tmp_path)
+    spend(folder, file, anchor=anchor)
+    anchor.unlink()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with pytest.raises(PrivacyBudgetSpent, match=r"anchor has not been made: .* --new-anchor"):
+        spend(folder, file, anchor=anchor)
+    assert "--new-anchor" in Budget(folder, anchor).problem() and not anchor.exists()
+
+
+def test_a_restored_record_counts_all_limits(tmp_path: Path) -> None:
+    """Not ε alone: scores, ids, answers and introductions since the copy are unknown, too."""
+    rows(tmp_path / "own.csv", 80, 3), rows(tmp_path / "public.csv", 50, 9, labels=False)
+    data = NodeData(rows=tmp_path / "own.csv", public=tmp_path / "public.csv", **ALLOWED)
+    limits.exhaust(spent := Spent(looks=3), data)
+    assert (spent.looks, spent.ids, spent.answers, bool(spent.introduced)) == (100, 160, 100, True)
+    assert epsilon(spent.all_releases(), 1e-5) >= 9.99
+    limits.exhaust(
+        spent := Spent(looks=300, introduced="x"), data.model_copy(update={"ids_total": 7, "max_answers": 9})
+    )
+    assert (spent.looks, spent.ids, spent.answers, spent.introduced) == (300, 7, 9, "x")
 
 
 def opened(
@@ -176,16 +207,16 @@ def test_a_node_answers_so_many_rows_of_coordinators_in_all_runs(tmp_path: Path,
     public = SimpleNamespace(rows=range(50))
     own = SimpleNamespace(x=lambda rows: torch.zeros(len(rows), 4))
     party: Any = SimpleNamespace(cfg=None, context=SimpleNamespace(public=public), data=own)
-    limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
+    allowed = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
     for shape in ((1, 10**4, 4), (4,), (1, 5)):  # many rows as one, for a network that takes any number of dimensions
         with pytest.raises(CallRefused, match="the shape of this node's own"):
-            limits.check("answer", {"x": torch.zeros(shape)})
+            allowed.check("answer", {"x": torch.zeros(shape)})
     for count in (60, 40):  # two runs
-        limits = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
-        limits.check("answer", {"x": torch.zeros(count, 4)})
+        allowed = OwnerLimits(Budget(tmp_path), "wards", NodeData(rows=file), party)
+        allowed.check("answer", {"x": torch.zeros(count, 4)})
     with pytest.raises(CallRefused, match="at most 100 rows"):
-        limits.check("answer", {"x": torch.zeros(1, 4)})
-    limits.check("update", {"x": torch.zeros(10**4, 4)})
+        allowed.check("answer", {"x": torch.zeros(1, 4)})
+    allowed.check("update", {"x": torch.zeros(10**4, 4)})
 
 
 def test_matchings_test_so_many_ids_in_all_runs(hosts: Hosts, tmp_path: Path) -> None:

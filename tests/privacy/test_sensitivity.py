@@ -55,6 +55,16 @@ def test_a_replaced_row_moves_the_sum_by_two_norms_at_most(scale: Any, tmp_path:
     assert 0.5 < moved(tmp_path, training(scale=scale), public) <= 2 * (1 + 1e-6)
 
 
+def test_numbers_are_cut_off_at_five_deviations_of_the_agreed_scale(tmp_path: Path) -> None:
+    """So that no row puts a network where others' rows are lost beside it."""
+    path, sent = rows(tmp_path / "own.csv", 40, 3), for_nodes(build(training(), PrivateData()))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:8], "1e9,-1e9,x,one", "-3.4e38,3.4e38,y,two", *lines[10:], ""]))
+    party: Any = build_party(sent, 0, PrivateData(rows=path, split_seed=5)).party
+    far = torch.cat([party.data.every, party.context.tests["own"].every])[:, :2].abs()
+    assert float(far.max()) == pytest.approx(5.0) and int((far > 4.99).sum()) >= 4
+
+
 @pytest.mark.parametrize("method", GUARANTEES)
 def test_a_guarantee_without_a_public_scale_is_refused(method: str, tmp_path: Path) -> None:
     public = rows(tmp_path / "public.csv", 50, 9, labels=False)

@@ -75,6 +75,16 @@ def test_seven_of_ten_do_not_open_an_eighth_that_was_asked_another_question() ->
     assert likeness(found[0], s.plain()) > 0.999 and np.array_equal(found[0], s.plain())
 
 
+def test_a_node_that_was_asked_another_question_has_not_signed_this_set() -> None:
+    s = Sum(5)
+    s.keys(), s.shares()
+    asked = {name: Q[name == s.names[-1]] for name in s.names}
+    s.masked = {name: s.members[name].mask(s.x[name], asked[name], s.for_one(name)) for name in s.sealed}
+    signed = s.signatures()
+    with pytest.raises(MessageError, match=f"'{s.names[-1]}' has not signed this set: the coordinator may have"):
+        s.members[s.names[0]].open(signed)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -274,9 +284,11 @@ def node_in_a_sum(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Any, Any]
         one.close()
 
 
-def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> tuple[str, Any, Any]:
-    """What leaves a node with rows like this, asked with a model of which only an odd row makes numbers too large; the
-    notes; the party."""
+def in_a_sum(
+    folder: Path, odd: str, crafted: bool, made: list[RunRequest], each: tuple[Any, ...] = ()
+) -> tuple[str, Any, Any]:
+    """What leaves a node with rows like this, asked with a model of which only an odd row makes numbers too large, or
+    with arguments of its own; the notes; the party."""
     path = rows(folder / "own.csv", 80, 3)
     path.write_text("\n".join([*path.read_text().splitlines(), *[odd] * 10, ""]))
     names = ["n1", "n2", "n3", "node"]
@@ -307,7 +319,7 @@ def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> t
     expect = spell({"weights": like, "rows": Shape("int64")})
     node_run.party.note("gradient norm", 3.0)
     mask = {"sum": "s", "weight": "rows"}
-    body = doing(0, ask.host, shared={"t": 0, "weights": weights}, expect=expect, mask=mask)
+    body = doing(0, ask.host, shared={"t": 0, "weights": weights}, each=each, expect=expect, mask=mask)
     try:
         head, rest = payload.unpack(ask("do", body))
     except CallRefused as refusal:
@@ -315,6 +327,13 @@ def in_a_sum(folder: Path, odd: str, crafted: bool, made: list[RunRequest]) -> t
     line = head["lines"][0]
     reply = payload.decoded(rest, 0) if "reply" in line else None
     return f"{line} {getattr(reply, 'dtype', None)} {getattr(reply, 'shape', None)}", head["notes"], node_run.party
+
+
+def test_a_question_of_a_sum_has_no_arguments_for_one_node(tmp_path: Path) -> None:
+    made: list[RunRequest] = []
+    told, *_ = in_a_sum(tmp_path, "0.1,9.0,x,one", crafted=False, made=made, each=({"t": 0},))
+    made[0].close()
+    assert "the same arguments for all nodes" in told
 
 
 def test_a_node_makes_no_vector_that_no_message_could_carry(tmp_path: Path) -> None:

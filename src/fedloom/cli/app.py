@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from fedloom._version import __version__
 from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
+from fedloom.cli.help import Commands, OneCommand, paragraphs
 from fedloom.cli.listing import NO_PAPERS, listing
 from fedloom.cli.options import err
 from fedloom.core.errors import ConfigError, FedloomError, did_you_mean
@@ -25,6 +26,7 @@ from fedloom.core.extensions import commands
 from fedloom.core.renamed import renamed
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning beyond weight averaging: hidden models, peers, columns, private pretrained models.",
     epilog="Begin with: fedloom run quickstart",
     no_args_is_help=True,
@@ -53,10 +55,11 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 """The commands by their group in the help."""
 for panel, group in PANELS.items():
     for command in group:
-        app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+        name = command.__name__.rstrip("_")
+        app.command(name, cls=OneCommand, help=paragraphs(command), rich_help_panel=panel)(command)
 ADDED = commands()
 for name, added in ADDED.items():
-    app.command(name, rich_help_panel="Experiments")(added)
+    app.command(name, cls=OneCommand, help=paragraphs(added), rich_help_panel="Experiments")(added)
 app.add_typer(remote.audit, name="audit", rich_help_panel="Between organizations")
 
 

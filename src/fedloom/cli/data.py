@@ -63,7 +63,7 @@ def data(
     For a file, set other settings of \\[data] with -s: id, drop, keep, encode, missing, test, unseen. A partition is
     shown with --clients, --partition or --plot.
     """
-    name = standard_input(name, ".csv")
+    piped, name = name == "-", standard_input(name, ".csv")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--plot must end in .png, .svg or .pdf, not {plot}")
     if plot is not None and not plot.parent.is_dir():
@@ -78,7 +78,7 @@ def data(
         if at_nodes:
             _print_sections(name, config)
         else:
-            _understood(name, config.columns, as_json)
+            _understood(name, config.columns, as_json, piped)
         return
     if at_nodes:
         raise ConfigError("--at-nodes needs a file with a table, and neither --clients, --partition nor --plot")
@@ -118,7 +118,8 @@ def data(
 
 def align(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE.csv...", help="One for each party; the active one first.")
+        list[Path],
+        typer.Argument(metavar="FILE.csv...", help="One for each party, - for standard input; the active one first."),
     ],
     columns: Annotated[
         list[str], typer.Option("--id", metavar="NAME", help="The id column: once for all files, or once for each.")
@@ -143,6 +144,7 @@ def align(
 
     from fedloom.experiment.run.aligning import align_files
 
+    files = [Path(standard_input(str(file), ".csv")) for file in files]
     with Progress(console=out, disable=not out.is_terminal, transient=True) as bars:
         task = bars.add_task("")
 
@@ -187,12 +189,12 @@ def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tup
     return validated(DataConfig, data, "data"), seed
 
 
-def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
-    """Print how a file's columns are interpreted."""
+def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -> None:
+    """Print how the columns of a file, or of a copy of standard input, are interpreted."""
     import tomli_w
 
     found, images = _first_look(name, options)
-    settings = {"data": {"name": name, **found.settings()}}
+    settings = {"data": {"name": Path(name).name if piped else name, **found.settings()}}
     kinds = {kind: [column for column, own in found.kinds.items() if own == kind] for kind in found.kinds.values()}
     if as_json:
         shown = {
@@ -242,6 +244,8 @@ def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
         say(f"time      perhaps {', '.join(found.time_guess)}: fedloom trial orders rows by it")
     for note in found.notes:
         say(f"note      {note}")
+    if piped:
+        say(f"note      Settings name a file: save the rows as {Path(name).name} before a run.")
     say("\nSettings that say the same; save them as my.toml, and start, with this or another method,")
     say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())

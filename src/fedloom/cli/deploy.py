@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedloom.deploy.deployed import DeployedActive
     from fedloom.deploy.embeddings import Embeddings
 
 SHOWN = 10
@@ -72,7 +73,10 @@ def embed(
     folder: Annotated[Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")],
     rows: Annotated[
         Path,
-        typer.Argument(metavar="ROWS.csv", help="New rows with the party's own columns; or a list of images, or .npy."),
+        typer.Argument(
+            metavar="ROWS.csv",
+            help="New rows with the party's own columns, - for standard input; or a list of images, or .npy.",
+        ),
     ],
     target: Annotated[Path, typer.Option("--out", help="The file to write.")],
     id_: IdColumn = None,
@@ -95,7 +99,7 @@ def embed(
 
     _refuse_overwrite(target, force)
     party = load_party(folder, trust=trust or ())
-    raw, ids = read_rows(rows, party.inputs.recipe, id_)
+    raw, ids = read_rows(Path(standard_input(str(rows), ".csv")), party.inputs.recipe, id_)
     embeddings = party.embed(raw, ids)
     write_embeddings(target, embeddings)
     out.print(f"party {party.number}: {len(embeddings):,} rows, {embeddings.values.shape[1]} numbers each")
@@ -158,7 +162,11 @@ def predict(
             _numbers(model.manifest.number.names, shares, ids, id_, target)
             return
     elif read_manifest(folder).role == ACTIVE:
-        classes, shares, ids = _jointly(folder, rows, embeddings or (), id_, trust or ())
+        active, shares, ids = _jointly(folder, rows, embeddings or (), id_, trust or ())
+        classes = active.classes
+        if active.manifest.number is not None:
+            _numbers(active.manifest.number.names, shares, ids, id_, target)
+            return
     else:
         if rows is None or embeddings:
             raise ConfigError(
@@ -185,8 +193,8 @@ def predict(
 
 def _jointly(
     folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str]
-) -> "tuple[tuple[str, ...], np.ndarray, list[str] | None]":
-    """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
+) -> "tuple[DeployedActive, np.ndarray, list[str] | None]":
+    """The active party, probabilities (n, Z) or numbers, and ids of the people if a file with them was given."""
     from fedloom.data.hub import read_table
     from fedloom.deploy.deployed import load_active
 
@@ -208,7 +216,7 @@ def _jointly(
             "The embeddings were made without --id: whether their rows are of the same people was not checked.",
             soft_wrap=True,
         )
-    return active.classes, shares, ids
+    return active, shares, ids
 
 
 def _read_embeddings(text: str) -> "Embeddings":

@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 
 from fedloom.cli.listing import complete_setting
+from fedloom.core.errors import ConfigError
 
 PRIVATE = 0o077
 """The umask of processes that take part in a federation: only the owner can read their files."""
+
+WIDE = 1_000
+"""A width, in characters, that no word has."""
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters other than tab and line feed, and marks that reverse the direction of text: in the name of a
@@ -78,18 +84,41 @@ LogFormat = Annotated[str, typer.Option("--log-format", metavar="text|json", hel
 
 def standard_input(name: str, ending: str) -> str:
     """The path of a file with standard input's content for "-", which this process removes at its end; any other name
-    as it is."""
+    as it is.
+
+    Raises:
+        ConfigError: standard input is empty, or was read already.
+    """
     if name != "-":
         return name
+    content = sys.stdin.buffer.read()
+    if not content:
+        raise ConfigError("standard input is empty: pipe a file into the command, which reads it once, for one -")
     path = Path(tempfile.mkdtemp()) / f"stdin{ending}"
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
-    path.write_bytes(sys.stdin.buffer.read())
+    path.write_bytes(content)
     return str(path)
 
 
-def plain_table(*words: str, numbers: tuple[str, ...] = ()) -> Table:
+class PlainTable(Table):
+    """A table that, in a terminal too narrow for the longest words of all columns, has a line for each cell."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, or each row as its first cell and, below it, the headings and texts of the others."""
+        least = Measurement.get(console, options.update(width=WIDE), self).minimum
+        if least <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        for first, *others in zip(*(column.cells for column in self.columns), strict=True):
+            yield f"[bold]{first}[/]"
+            for column, text in zip(self.columns[1:], others, strict=True):
+                if text:
+                    yield Padding(f"{column.header}: {text}", (0, 0, 0, 2))
+
+
+def plain_table(*words: str, numbers: tuple[str, ...] = ()) -> PlainTable:
     """A table without lines: columns of words, the first never wrapped, then columns of numbers."""
-    table = Table(*words, box=None, header_style="bold", pad_edge=False)
+    table = PlainTable(*words, box=None, header_style="bold", pad_edge=False)
     table.columns[0].no_wrap = True
     for heading in numbers:
         table.add_column(heading, justify="right")

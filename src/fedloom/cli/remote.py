@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedloom.cli.help import Commands, OneCommand
 from fedloom.cli.listing import listing
 from fedloom.cli.options import PRIVATE, LogFormat, out
 from fedloom.core.errors import ConfigError, EngineError, did_you_mean
@@ -122,7 +123,10 @@ def node(
     ] = False,
     accept_restored: Annotated[
         bool,
-        typer.Option("--accept-restored", help="Use a restored state again, with the whole ε counted, and exit."),
+        typer.Option("--accept-restored", help="Use a restored state again, with all limits counted, and exit."),
+    ] = False,
+    new_anchor: Annotated[
+        bool, typer.Option("--new-anchor", help="Make the file of anchor, as no earlier budget was lost, and exit.")
     ] = False,
     runs: Annotated[
         bool, typer.Option("--runs", help="List the runs that wait or were decided about, and exit.")
@@ -163,7 +167,7 @@ def node(
     import asyncio
 
     os.umask(PRIVATE)
-    from fedloom.remote.node import privacy_ledger, process
+    from fedloom.remote.node import limits, privacy_ledger, process
     from fedloom.remote.node.audit import AuditLog
     from fedloom.remote.node.budget import Budget, Spent
     from fedloom.remote.node.config import read
@@ -190,13 +194,23 @@ def node(
     if accept_restored:
 
         def exhaust(cohorts: dict[str, Spent]) -> None:
-            for name, limits in own.items():
-                privacy_ledger.exhaust(cohorts.setdefault(name, Spent()), *limits)
+            for data in cfg.data.values():
+                if data.rows is not None:
+                    limits.exhaust(cohorts.setdefault(cfg.cohort(data), Spent()), data)
 
         with lock_folder(cfg.state):
             missing = Budget(cfg.state, cfg.anchor).accept_restored(exhaust)
             AuditLog(cfg.state / "audit.jsonl").write("accepted a restored budget", cfg.name, missing=missing)
-        out.print(f"The budget is in use again. It lacks {missing} changes, so the whole ε of each cohort is counted.")
+        out.print(
+            f"The budget is in use again. It lacks {missing} changes, so all limits of each cohort are counted: the "
+            "whole ε, and all scores, ids, answers and introductions."
+        )
+        return
+    if new_anchor:
+        with lock_folder(cfg.state):
+            Budget(cfg.state, cfg.anchor).begin_anchor()
+            AuditLog(cfg.state / "audit.jsonl").write("made an anchor", cfg.name)
+        out.print(f"{cfg.anchor} has the number of the newest budget from now on.", soft_wrap=True)
         return
     if budget:
         for line in privacy_ledger.lines(Budget(cfg.state, cfg.anchor), own):
@@ -232,10 +246,10 @@ def _end_soon() -> None:
     timer.start()
 
 
-audit = typer.Typer(help="Check a node's audit log.", no_args_is_help=True)
+audit = typer.Typer(cls=Commands, help="Check a node's audit log.", no_args_is_help=True)
 
 
-@audit.command("verify")
+@audit.command("verify", cls=OneCommand)
 def verify(
     state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
     noted: Annotated[

@@ -15,6 +15,7 @@ from fedloom.cli.options import (
     PRIVATE,
     AsJson,
     Device,
+    PlanOnly,
     Quiet,
     Seed,
     Settings,
@@ -147,6 +148,7 @@ def compare(
     latex: Annotated[
         bool, typer.Option("--latex", help="Also write a LaTeX table, BibTeX entries and a PDF figure.")
     ] = False,
+    plan_only: PlanOnly = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -173,7 +175,23 @@ def compare(
         "compare": compared,
     }
     experiment = read(base or names[0], settings or (), flags, trust or ())
+    if plan_only:
+        _show_plan(experiment, tune)
+        return
     _work(experiment, "compare", folder, resume, track or (), as_json, quiet, tune, latex)
+
+
+def _show_plan(experiment: "Experiment", tune: bool) -> None:
+    """Print the number of runs of a comparison, and about how long they take."""
+    from fedloom.experiment.estimate.cost import cost, describe
+    from fedloom.experiment.run.tuning import trials
+
+    assert experiment.compare is not None
+    seeds = len(experiment.compare.seeds)
+    firsts, tried = experiment.runs()[::seeds], trials(experiment) if tune else ()
+    counts = [seeds + len(runs) for runs in tried] or [seeds] * len(firsts)
+    costs = [one for run, count in zip(firsts, counts, strict=True) for one in [cost(run)] * count]
+    out.print(describe(costs, experiment.run.engine.workers or 1), soft_wrap=True)
 
 
 def _length(rounds: int | None, iterations: int | None) -> dict[str, int | None]:
@@ -243,6 +261,8 @@ def _work(
     silent = as_json or quiet
     if not silent and experiment.compare is not None and (text := advice(experiment.runs())):
         out.print(text, soft_wrap=True)
+    if tune and not silent:
+        out.print("the learning rates first, on validation rows")
     try:
         with tracking(folder, trackers), stop_on_signal() as stop, RunProgress(experiment, out, silent) as progress:
             if experiment.compare is None:

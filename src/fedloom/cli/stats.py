@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from rich.markup import escape
 
-from fedloom.cli.options import AsJson, Force, IdColumn, out, written
+from fedloom.cli.options import AsJson, Force, IdColumn, out, standard_input, written
 from fedloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def stats(
     data: Annotated[
         Path,
-        typer.Argument(metavar="DATA.csv|RUN.toml", help="All owners' rows; or, for rows at nodes, the file of a run."),
+        typer.Argument(
+            metavar="DATA.csv|RUN.toml",
+            help="All owners' rows, - for standard input; or, for rows at nodes, the file of a run.",
+        ),
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     group: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the owners.")] = None,
@@ -54,6 +57,7 @@ def stats(
     """
     if schema is not None and schema.exists() and not force:
         raise ConfigError(f"{schema} already exists; add --force to replace it")
+    data = Path(standard_input(str(data), ".csv"))
     if not data.expanduser().exists():
         raise ConfigError(f"there is no file or folder {data}")
     if data.suffix == ".toml":

@@ -84,11 +84,28 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
         os.close(folder)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """As `write_atomically`, for a text that a crash of the machine may lose."""
+    draft = path.with_name(f".{path.name}.draft")
+    with _opened(draft) as file:
+        file.truncate(0)
+        file.write(text.encode())
+    os.replace(draft, path)
+
+
+def _opened(draft: Path) -> BinaryIO:
+    """The draft itself, for appending: in a folder of somebody else's it may be a link to another file."""
+    if draft.is_symlink():
+        draft.unlink()
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(draft, flags, 0o666), "ab")
+
+
 @contextlib.contextmanager
 def _locked_draft(draft: Path) -> Iterator[BinaryIO]:
     """The draft, locked and empty. A draft that a killed process left is reused."""
     while True:
-        with draft.open("ab") as file:
+        with _opened(draft) as file:
             lock(file, wait=True)
             if _same_file(draft, file):  # else the writer before has moved it into place
                 file.truncate(0)

@@ -397,6 +397,11 @@ def _cells(name: str, values: Any) -> Any:
         if isinstance(held, pa.BaseExtensionType) and held.extension_name.startswith("pandas."):
             raise TypeError("periods and intervals are their text")
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+    except OSError:  # Polars below 2 says so of types that it does not stream, such as categories in 1.20
+        raise DataError(
+            f"Column {name!r} holds values of the type {getattr(values, 'dtype', type(values).__name__)}, which the "
+            "frame's library does not hand over: convert the column to text or numbers, or update that library."
+        ) from None
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         texts = [_text(value) for value in values]
         try:

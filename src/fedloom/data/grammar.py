@@ -73,10 +73,6 @@ class Grammar:
     decimal: Decimal = "."
     """The sign before the decimals of a number."""
 
-    def is_missing(self, word: str | None) -> bool:
-        """Whether a cell has no value."""
-        return not word or word in self.missing_words
-
     def is_number(self, word: str) -> bool:
         """Whether a word is a number."""
         return is_number(word if self.decimal == "." else word.replace(".", "_").replace(",", "."))

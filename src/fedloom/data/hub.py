@@ -318,9 +318,10 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
     try:
         table = pq.ParquetFile(path).read()
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    except (OSError, ValueError, pa.ArrowException) as error:
+        told = about.get("info", {}).get("features", {}).items()
+        features: dict[str, Any] = {plain_name(c): kind for c, kind in told if isinstance(kind, dict)}
+    except (OSError, ValueError, RecursionError, AttributeError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    features: dict[str, Any] = {plain_name(c): kind for c, kind in about.get("info", {}).get("features", {}).items()}
     table = table.rename_columns([plain_name(column) for column in table.column_names])
     refuse_names(table.column_names, str(path))
     images, named = [], {}
@@ -328,9 +329,9 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
         kind = features.get(field_.name, {}).get("_type", "Value")
         if pa.types.is_struct(field_.type) and {inner.name for inner in field_.type} == {"bytes", "path"}:
             images.append(field_.name)
-        elif kind == "ClassLabel":
-            named[field_.name] = features[field_.name]["names"]
-        elif kind not in ("Value", "Sequence", "List"):
+        elif kind == "ClassLabel" and isinstance(features[field_.name].get("names"), list):
+            named[field_.name] = [str(word) for word in features[field_.name]["names"]]
+        elif kind not in ("Value", "Sequence", "List", "ClassLabel"):
             return None
     _refuse_several(images, name)
     columns = {c: RawColumn.of(c, table.column(c), grammar) for c in table.column_names if c not in images}

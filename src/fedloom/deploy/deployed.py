@@ -20,6 +20,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.evaluation import PredictsAlone, Restorable, contribution, decide
 from fedloom.core.method import Method
 from fedloom.core.party import Party
+from fedloom.core.task import Number
 from fedloom.deploy import folder as folders
 from fedloom.deploy.embeddings import Embeddings, order_digest
 from fedloom.deploy.folder import ALL, WIDEST, PartyManifest, digest, validating
@@ -59,7 +60,7 @@ class DeployedParty:
         manifest: the content of its `party.json`.
         inputs: how raw rows become numbers.
         number: its number in the federation.
-        classes: Z names.
+        classes: Z names; () for a number.
         can_predict_alone: whether the method lets a party predict without the others.
     """
 
@@ -80,7 +81,8 @@ class DeployedParty:
             id=self.number,
             seed=secrets.randbits(32),  # nobody may know the seed of noise on embeddings
             parties=manifest.parties,
-            classes=len(self.classes),
+            classes=manifest.outputs,
+            target=_target(manifest),
             data=self._rows(np.empty((0, *shape), np.float32)),
             network=network,
             tests=self._tests,
@@ -139,7 +141,7 @@ class DeployedActive:
 
     Attributes:
         manifest: the content of its `party.json`.
-        classes: Z names.
+        classes: Z names; () for a number.
     """
 
     def __init__(self, manifest: PartyManifest, state: Any, method: Method) -> None:
@@ -147,17 +149,20 @@ class DeployedActive:
         self.manifest, self.classes = manifest, manifest.classes
         self._alone, self._any = hasattr(method.client, "alone"), method.any_contributor
         self._narrower = "no network" in method.needs
-        classes = len(manifest.classes)
+        classes, target = manifest.outputs, _target(manifest)
         # An active party is built where its rows are; one zero row of each class replaces those it had.
-        labels, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
-        rows = Rows(torch.zeros(classes, 1), labels, labels, *scaling)
-        context = ClientContext(id=0, parties=manifest.parties, classes=classes, data=rows, aligned=classes)
+        places, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
+        rows = Rows(torch.zeros(classes, 1), places if target is None else places.float(), places, *scaling)
+        context = ClientContext(
+            id=0, parties=manifest.parties, classes=classes, target=target, data=rows, aligned=classes
+        )
         self._active = method.server(_config(manifest, method), context)
         message.check_like(state, {"state": object})
         _restore(self._active, state["state"])
 
     def predict(self, embeddings: Iterable[Embeddings], ids: Sequence[str] | None = None) -> np.ndarray:
-        """Probabilities (n, Z) float32 from the parties' embeddings of the same people in the same order.
+        """Probabilities (n, Z) float32 from the parties' embeddings of the same people in the same order. A number, and
+        its s.d. if the network predicts the variance, are (n, 1 or 2) float64 in the unit of the label.
 
         Args:
             embeddings: one of each party, from `DeployedParty.embed` or `read_embeddings`; of any parties, if the
@@ -174,7 +179,12 @@ class DeployedActive:
         sizes = {m: len(part) for m, part in parts.items()} | ({} if ids is None else {"ids": len(ids)})
         if len(set(sizes.values())) > 1:
             raise DataError(f"All parties must embed the same people, but their numbers of rows differ: {sizes}.")
-        return _probabilities(decide(self._active, parts))
+        return self.in_words_or_unit(decide(self._active, parts))
+
+    def in_words_or_unit(self, outputs: Tensor) -> np.ndarray:
+        """The active party's outputs (n, W) as probabilities, or as numbers in their unit."""
+        number = self.manifest.number
+        return _probabilities(outputs) if number is None else number.in_unit(outputs)
 
     def _by_party(self, embeddings: Iterable[Embeddings]) -> dict[int, Embeddings]:
         found: dict[int, Embeddings] = {}
@@ -253,6 +263,11 @@ def _restore(party: Party[object], state: Any) -> None:
     message.check_like(state, exported(party))
     for name, value in state.items():
         setattr(party, name, value)
+
+
+def _target(manifest: PartyManifest) -> Number | None:
+    number = manifest.number
+    return None if number is None else Number(number.shift, number.scale, number.variance)
 
 
 def _config(manifest: PartyManifest, method: Method) -> Any:

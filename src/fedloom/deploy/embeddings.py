@@ -43,7 +43,7 @@ class Embeddings:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The values."""
-        return np.array(self.values, dtype=dtype, copy=bool(copy) or None)
+        return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
     def __len__(self) -> int:
         """n."""

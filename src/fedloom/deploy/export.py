@@ -3,7 +3,6 @@
 import contextlib
 import os
 import tempfile
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import Any
 import torch
 
 from fedloom._version import __version__
-from fedloom.core import message
+from fedloom.core import message, toml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.evaluation import decide
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
 from fedloom.deploy.deployed import embedded, exported, load_active, load_party
 from fedloom.deploy.embeddings import Embeddings
-from fedloom.deploy.export_models import WrittenModels, write_models
+from fedloom.deploy.export_models import WrittenModels, number_of, write_models
 from fedloom.deploy.folder import ACTIVE, LIMITS, MANIFEST, STATE, digest
 from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS
 from fedloom.experiment.config.foreign_code import refuse_foreign_code
@@ -122,8 +121,6 @@ def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging:
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
     parties = _restored(plan, states, contributors)
     sent = {m: embedded(party, "test") for m, party in parties.items() if m is not None}
-    if plan.data.target is not None:
-        raise ConfigError("folders of parties with columns predict classes only, and this run predicts a number")
     tensors, inputs = zip(*(_content(plan, m, party) for m, party in parties.items()), strict=True)
     data = [message.encode(tree, LIMITS) for tree in tensors]
     file = Path(plan.run.method.partition(".py:")[0].removesuffix(".py") + ".py")
@@ -140,6 +137,7 @@ def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging:
         "params": plan.cfg.model_dump(mode="json"),
         "width": max(part.shape[1] for part in sent.values()),
         "classes": plan.data.classes,
+        **number_of(plan),
     }
     for name, m, spec, state in zip(names, parties, inputs, data, strict=True):
         own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": spec}
@@ -185,7 +183,7 @@ def _config(run: Path, trust: Collection[str]) -> RunConfig:
         hint = f"choose one of: {', '.join(inside[:8])}" if inside else "name the folder that a run wrote"
         raise ConfigError(f"{run} is not a run's folder: it has no config.toml; {hint}")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     refuse_foreign_code(values, path, trust)
@@ -246,10 +244,10 @@ def _verify(
         x = tests.x(torch.arange(rows))
         _compare(f"party-{m}", parties[m].infer(x), load_party(folder / f"party-{m}", trust=trust).outputs(x))
     parts = {m: values[:rows] for m, values in sent.items()}
-    joint = torch.softmax(decide(parties[None], parts), -1)
     active = load_active(folder / ACTIVE, trust=trust)
+    joint = active.in_words_or_unit(decide(parties[None], parts))
     again = [Embeddings(m, active.manifest.federation, "", part.float().numpy()) for m, part in parts.items()]
-    _compare(ACTIVE, joint, torch.from_numpy(active.predict(again)))
+    _compare(ACTIVE, torch.from_numpy(joint), torch.from_numpy(active.predict(again)))
     return rows
 
 

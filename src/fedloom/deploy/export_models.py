@@ -20,7 +20,8 @@ from fedloom.data.encoder import TableEncoder
 from fedloom.data.sources import load_raw
 from fedloom.data.tables import RawTable
 from fedloom.deploy import tables
-from fedloom.deploy.models import NETWORK, ModelInputs, NumberInfo, load_model, network_class, write_model
+from fedloom.deploy.folder import NumberInfo
+from fedloom.deploy.models import NETWORK, ModelInputs, load_model, network_class, write_model
 from fedloom.deploy.source import source, state_of, traced
 from fedloom.experiment.plan.run_plan import RunPlan
 from fedloom.experiment.run.trained import TrainedModels
@@ -158,7 +159,7 @@ def _write(
         "eval_mode": mode,
         "round": done,
         "classes": plan.data.classes,
-        **_number(plan),
+        **number_of(plan),
         "model": model if _is_plain(model, data, plan.data.task.width, norm, state) else None,
         "norm": norm,
         "inputs": _inputs(plan, data, i),
@@ -187,7 +188,7 @@ def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[object], 
         source, state = tables.tree_network(data, party)
     values = {
         "fedloom": __version__, "owner": name, "method": plan.method.name, "eval_mode": "", "round": done,
-        "classes": plan.data.classes, **_number(plan), "model": None, "norm": None, "inputs": tables.inputs_of(data),
+        "classes": plan.data.classes, **number_of(plan), "model": None, "norm": None, "inputs": tables.inputs_of(data),
     }  # fmt: skip
     write_model(staging / name, values, state, source)
     with torch.inference_mode():
@@ -198,8 +199,8 @@ def _write_trees(plan: RunPlan, data: Dataset, name: str, party: Party[object], 
     return len(x)
 
 
-def _number(plan: RunPlan) -> dict[str, Any]:
-    """What `model.json` says of a number to predict; {} for classes."""
+def number_of(plan: RunPlan) -> dict[str, Any]:
+    """What a manifest says of a number to predict; {} for classes."""
     target = plan.data.target
     if target is None:
         return {}

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
 
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
@@ -47,6 +49,31 @@ class InputSpec(BaseModel):
         return self
 
 
+class NumberInfo(BaseModel):
+    """How a network's outputs become a number: output * scale + shift, in the unit of the label."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    label: str
+    shift: float
+    scale: float = Field(gt=0)
+    variance: bool = False
+    """Whether a second output is the logarithm of the variance."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of a prediction: the label, and its s.d. if the network predicts it."""
+        return (self.label or "number", *(("s.d.",) if self.variance else ()))
+
+    def in_unit(self, outputs: Tensor) -> np.ndarray:
+        """Outputs (n, W) as numbers, and their s.d., in the unit of the label: (n, W) float64."""
+        found: np.ndarray = outputs.detach().cpu().double().numpy()
+        found[:, 0] = found[:, 0] * self.scale + self.shift
+        if self.variance:
+            found[:, 1] = np.exp(found[:, 1] / 2) * self.scale
+        return found
+
+
 class PartyManifest(BaseModel):
     """The content of `party.json`."""
 
@@ -73,11 +100,24 @@ class PartyManifest(BaseModel):
     """All settings of the method, also the preset's."""
     width: int = Field(ge=1, le=2 * WIDEST)
     """Dimension of an embedding."""
-    classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
+    classes: tuple[str, ...] = Field(max_length=1 << 16)
+    number: NumberInfo | None = None
+    """In place of classes, for a number to predict."""
     inputs: InputSpec | None
     """The rows that a party reads; None for the active party."""
     state_sha256: str = _HEX
     state_bytes: int = Field(ge=8, le=LIMITS.max_bytes)
+
+    @property
+    def outputs(self) -> int:
+        """The width of the active party's outputs."""
+        return len(self.classes) if self.number is None else len(self.number.names)
+
+    @model_validator(mode="after")
+    def _label(self) -> "PartyManifest":
+        if (len(self.classes) < 2) if self.number is None else bool(self.classes):
+            raise ValueError("must have at least two classes, or a number and none")
+        return self
 
     @model_validator(mode="after")
     def _role(self) -> "PartyManifest":

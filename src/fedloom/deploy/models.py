@@ -29,7 +29,7 @@ from fedloom.data.columns import RawColumn, columns_of
 from fedloom.data.encoder import LARGEST, ColumnEncoder, RawNumber, TableEncoder
 from fedloom.data.grammar import BOOLEANS, MISSING_WORDS, NUMBER, Decimal, Grammar
 from fedloom.data.images import MODES
-from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
+from fedloom.deploy.folder import LARGEST_MANIFEST, NumberInfo, digest, readable, validating
 from fedloom.deploy.rows import RawRows, encode_images, raw_column, read_rows
 
 MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
@@ -54,23 +54,6 @@ class ModelInputs(BaseModel):
     fill: tuple[float, ...] = ()
     mean: tuple[float, ...]
     scale: tuple[float, ...]
-
-
-class NumberInfo(BaseModel):
-    """How a network's outputs become a number: output * scale + shift, in the unit of the label."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    label: str
-    shift: float
-    scale: float = Field(gt=0)
-    variance: bool = False
-    """Whether a second output is the logarithm of the variance."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns of a prediction: the label, and its s.d. if the network predicts it."""
-        return (self.label or "number", *(("s.d.",) if self.variance else ()))
 
 
 class ModelManifest(BaseModel):
@@ -269,11 +252,7 @@ class DeployedModel:
         if number is None:
             out: np.ndarray = torch.softmax(outputs, -1).float().numpy()
             return out
-        found = outputs.double().numpy()
-        found[:, 0] = found[:, 0] * number.scale + number.shift
-        if number.variance:
-            found[:, 1] = np.exp(found[:, 1] / 2) * number.scale
-        return found
+        return number.in_unit(outputs)
 
     def encode(self, rows: RawRows) -> np.ndarray:
         """(n, *shape) float32, the network's input."""

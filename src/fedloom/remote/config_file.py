@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
+from fedloom.core import toml
 from fedloom.core.errors import ConfigError
 from fedloom.core.problems import problems
 
@@ -42,7 +43,7 @@ def read_config(path: Path, kind: type[ConfigT], hint: str) -> ConfigT:
         ConfigError: all errors in the file, one per line.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): {hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

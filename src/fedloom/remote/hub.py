@@ -31,7 +31,7 @@ _CALLS: Final[dict[str, dict[str, Any]]] = {"next": _NEXT, LARGE: _BODY, "reply"
 """The heads of calls, by kind."""
 TICK: Final = 0.25
 """Seconds between two checks of which nodes are still there."""
-_HEAD: Final = Limits(max_bytes=1 << 17, max_depth=1, max_leaves=8)
+_HEAD: Final = Limits(max_bytes=1 << 13, max_depth=1, max_leaves=8)
 """Of the heads of a node's calls to the hub, which hold a few numbers and a sentence."""
 _NOBODY: Final = "nobody"
 _PAUSES: Final = 0.02, 0.5

@@ -60,6 +60,10 @@ class CallRefused(Exception):
         self.words = words
         self.detail = detail
 
+    def bare(self) -> "CallRefused":
+        """The same without the frames that it went through, which hold the bytes of the call."""
+        return CallRefused(self.code, self.words, self.detail)
+
 
 def refused(words: str) -> CallRefused:
     """The error for a call that the caller may not make."""

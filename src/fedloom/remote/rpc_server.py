@@ -40,6 +40,13 @@ MOST_CALLS: Final = 256
 MOST_STREAMS: Final = 4096
 MOST_KEPT: Final = 1 << 31
 """Limit of the answers kept for one caller, in bytes."""
+MOST_CONNECTIONS: Final = 1 << 13
+"""Limit of connections, of which a node has three; each takes some 60 kB."""
+OWN_FILES: Final = 256
+"""Files that connections leave for the rest of the process."""
+MOST_LINES: Final = 20
+LINES_EVERY: Final = 60.0
+"""Lines in the log about refused calls of one caller in so many seconds."""
 _NAMES: Final = 300
 """Limit of a call's id and kind together, in characters."""
 _log = logging.getLogger("fedloom.net")
@@ -122,6 +129,7 @@ class RPCService:
         self._calls: dict[tuple[str, str], _Call] = {}
         self._streams: Counter[str] = Counter()
         self._sessions: Counter[tuple[str, str]] = Counter()
+        self._refusals: dict[str, tuple[float, int]] = {}
 
     async def pulse(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         """Answer a heartbeat."""
@@ -144,8 +152,7 @@ class RPCService:
                 raise CallRefused(rpc_errors.BUSY, "too many calls at once")
             await self._serve(caller, frames, context)
         except CallRefused as refusal:
-            detail = f" ({refusal.detail})" if refusal.detail else ""
-            _log.warning("refused a call of %s: %s%s", caller, refusal.words, detail)
+            self._log_refusal(caller, refusal)
             await _refuse(context, refusal)
         except (FrameError, TimeoutError) as error:
             _log.info("a call of %s was interrupted: %s", caller, error or "timeout")
@@ -160,6 +167,19 @@ class RPCService:
             self._streams[caller] -= 1
             if not self._streams[caller]:
                 del self._streams[caller]
+
+    def _log_refusal(self, caller: str, refusal: CallRefused) -> None:
+        """Log a refused call; of one caller `MOST_LINES` in `LINES_EVERY` seconds."""
+        since, count = self._refusals.get(caller, (monotonic(), 0))
+        if monotonic() - since > LINES_EVERY or len(self._refusals) > MOST_STREAMS:
+            self._refusals.clear()
+            since, count = monotonic(), 0
+        self._refusals[caller] = since, count + 1
+        if count < MOST_LINES:
+            detail = f" ({refusal.detail})" if refusal.detail else ""
+            _log.warning("refused a call of %s: %s%s", caller, refusal.words, detail)
+        elif count == MOST_LINES:
+            _log.warning("more calls of %s are refused, which are not logged for a minute", caller)
 
     def close(self) -> None:
         """Cancel all calls."""
@@ -185,6 +205,7 @@ class RPCService:
                 at = call.arrived
                 await _write(context, framed({"have": at}))
             await self._take(call, at, first, frames)
+            del first
             answer, total = await asyncio.shield(self._work(key, call))
             start = head["got"] if head["of"] == total and 0 <= head["got"] <= len(answer) else 0
             await self._caller(context)  # its certificate may have been revoked meanwhile
@@ -262,6 +283,7 @@ class RPCService:
         if call.work is None:
             if call.sum != call.announced:
                 self._calls.pop(key, None)
+                call.body.clear()
                 raise CallRefused(rpc_errors.MALFORMED, "the call's bytes do not have the announced CRC-32")
             body, call.body = bytes(call.body), bytearray()
             call.work = asyncio.ensure_future(self._answer(key[0], call.kind, body))
@@ -272,11 +294,13 @@ class RPCService:
         try:
             answer = await self._handler.answer(caller, kind, body)
             return answer, await total_of(answer)
-        except CallRefused:
-            raise
+        except CallRefused as refusal:
+            error = refusal.bare()
         except Exception:
             _log.exception("a call of %s failed", caller)
-            raise _failed() from None
+            error = _failed()
+        del body  # the refusal has this frame, and this call the refusal: they live until somebody collects cycles
+        raise error
 
     def _done(self, key: tuple[str, str], call: _Call, work: asyncio.Task[tuple[bytes, int]]) -> None:
         call.touched = monotonic()
@@ -337,6 +361,21 @@ class RPCServer:
         self.service.close()
 
 
+def most_connections() -> int:
+    """The limit of connections, for which the process may open as many files as its system allows: anybody can dial,
+    and without a limit would take the files that a checkpoint needs."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MOST_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(64, min(MOST_CONNECTIONS, soft - OWN_FILES))
+
+
 async def serve(handler: Handler, listen: str, credentials: Credentials | None) -> RPCServer:
     """Start a server.
 
@@ -350,7 +389,8 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None) 
         EngineError: the address is not available.
     """
     service = RPCService(handler, credentials)
-    server = grpc.aio.server(options=SERVER, maximum_concurrent_rpcs=MOST_STREAMS)
+    options = (*SERVER, ("grpc.max_allowed_incoming_connections", most_connections()))
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_STREAMS)
     rpcs = {
         "Ask": grpc.stream_stream_rpc_method_handler(service.ask),
         "Pulse": grpc.unary_unary_rpc_method_handler(service.pulse),

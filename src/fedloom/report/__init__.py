@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedloom._version import __version__
 from fedloom.core.errors import DataError
+from fedloom.core.paths import write_atomically
 from fedloom.report.page import render
 
 PACKAGE = Path(__file__).parents[1]
@@ -80,5 +81,5 @@ def write_many(folders: Sequence[Path], out: Path) -> Path:
 
 def _saved(text: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode())
+    write_atomically(path, text.encode())  # a link in a folder of somebody else's is replaced, not followed
     return path

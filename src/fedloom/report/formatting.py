@@ -62,6 +62,19 @@ def difference(value: float, share: bool = True) -> str:
     return points(value) if share else number(value, f"+{_form(value)}")
 
 
+def between(low: float, high: float, share: bool = True) -> str:
+    """`−0.3 to +1.5`, the ends of an interval; one that is near 0 has digits enough to show on which side it is."""
+    return f"{bound(low, share)} to {bound(high, share)}"
+
+
+def bound(value: float, share: bool = True) -> str:
+    """An end of an interval: see `between`."""
+    text, shown = difference(value, share), 100 * value if share else value
+    if text.strip("0.") or not value:
+        return text
+    return next((f for digits in (2, 3, 4) if (f := _signed(shown, f"+.{digits}f")).strip(f"+{MINUS}0.")), text)
+
+
 def size(count: float, space: str = NBSP) -> str:
     """Bytes in three digits and a decimal unit: `7.68 MB`."""
     value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]

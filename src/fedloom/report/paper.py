@@ -14,6 +14,7 @@ from fedloom.core.paths import write_atomically
 from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.run.metrics import GLOBAL, Score
 from fedloom.experiment.run.result import Comparison
+from fedloom.experiment.run.tuning import TUNED
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.comparison_page import curves
@@ -101,9 +102,9 @@ def _number(mean: float, deviation: float | None, score: Score) -> str:
 
 def _interval(mean: float, per_seed: Sequence[float], score: Score) -> str:
     """`$+2.7$ [$+1.1$, $+4.3$]`, in percentage points of shares."""
-    scale, digits = (100, 1) if score.share else (1, 3)
     ends = confidence_interval(per_seed, score.largest)
-    shown = [f"${scale * value:+.{digits}f}$" for value in (mean, *(ends or ()))]
+    texts = [fmt.difference(mean, score.share), *(fmt.bound(end, score.share) for end in ends or ())]
+    shown = [f"${text.replace(fmt.MINUS, '-')}$" for text in texts]
     return shown[0] if ends is None else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
@@ -114,7 +115,8 @@ def _caption(found: Comparison, score: Score) -> str:
     pair = "difference on the same data and seed" + (" with its 95\\,\\% interval" if seeds > 1 else "")
     points = " in percentage points" if score.share else ""
     unfair = f" Not equal: {latex_escaped('; '.join(found.unequal))}." if found.unequal else ""
-    return f"{latex_escaped(what)}{spread}; paired {pair}{points}; tensor data sent by all clients.{unfair}"
+    alike = "".join(f" {fmt.capital(latex_escaped(text))}." for text in found.remarks if text.startswith(TUNED))
+    return f"{latex_escaped(what)}{spread}; paired {pair}{points}; tensor data sent by all clients.{alike}{unfair}"
 
 
 def cited(paper: str) -> list[str]:

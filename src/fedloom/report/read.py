@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core import toml
 from fedloom.core.errors import DataError
 from fedloom.data.options import Task as TaskKind
 from fedloom.experiment.run.metrics import MAIN, SCORES, Metric, parse
@@ -166,7 +167,7 @@ def _so_far(
     if not evaluations:
         raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
     try:
-        settings = tomllib.loads(config)
+        settings = toml.loads(config)
     except tomllib.TOMLDecodeError as error:
         raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
     last = evaluations[-1]

@@ -55,7 +55,7 @@ def verdict(found: Comparison) -> Verdict | None:
     unfair = f"Not an equal comparison ({'; '.join(found.unequal)}): " if found.unequal else ""
     if ends is None:
         return Verdict(first.name, f"{unfair}{by}, 1 seed: too few to rule out chance", False)
-    between = " to ".join(fmt.difference(end, score.share) for end in ends)
+    between = fmt.between(*ends, score.share)
     start = "" if ends[0] > 0 or unfair else "No clear winner: "
     text = f"{unfair}{start}{by}, 95{fmt.NBSP}% {between}, {len(lead)} seeds"
     return Verdict(first.name, text, ends[0] > 0 and not unfair)
@@ -155,7 +155,7 @@ def _pairs(found: Comparison, name: Metric, score: Score, differences: Sequence[
         if several:
             ends = confidence_interval(d.per_seed, score.largest)
             better = sum((value < 0 if score.lower else value > 0) for value in d.per_seed)
-            between = " to ".join(fmt.difference(end, score.share) for end in ends) if ends else NONE
+            between = fmt.between(*ends, score.share) if ends else NONE
             row += [fmt.standard_deviation(d.std_over_seeds, score.share), between, f"{better}/{len(d.per_seed)}"]
         if not found.joint:
             row += [fmt.standard_deviation(d.std_over_clients, score.share), f"{d.clients_better}/{d.clients}"]
@@ -177,7 +177,7 @@ def conclusion(d: PairedDifference, share: bool = True) -> str:
         better = f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
         return f"{d.first} is {by} {d.other} in the one seed{better}."
     start = f"Over {fmt.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
-    between = f"95 % interval {fmt.difference(ends[0], share)} to {fmt.difference(ends[1], share)}"
+    between = f"95 % interval {fmt.between(*ends, share)}"
     if ends[0] <= 0 <= ends[1]:
         same = min(d.per_seed) > 0 or max(d.per_seed) < 0
         between += ", though all seeds agree in sign," if same else ""

@@ -1,7 +1,7 @@
 """Results of a comparison in a terminal."""
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedloom.experiment.run.metrics import SCORES, Metric
-from fedloom.experiment.run.result import Comparison, PairedDifference
+from fedloom.experiment.run.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report.page import PageTable, cells
 from fedloom.report.results import methods_table, metrics, verdict
@@ -28,8 +28,8 @@ OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Se
 def show_comparison(content: Mapping[str, Any], out: Console, unseen: Sequence[str] = ()) -> None:
     """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
 
-    `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Names are
-    never truncated; columns that do not fit stand in a second table.
+    `unseen` names the owners that take part in no round, if the config does. The main metric comes first. Nothing is
+    truncated; columns that do not fit stand in tables below.
     """
     found = Comparison(**content)
     best = verdict(found)
@@ -122,29 +122,44 @@ def _scores(found: Comparison) -> dict[Metric, str]:
     return {one: SHORT.get(one.name, score.title) for one, score in scores.items()}
 
 
-def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> bool:
-    """Print a table of the page, in a narrow terminal the columns that `OMITTED` names below it; return whether all
-    others fit."""
-    for count in range(len(OMITTED) + 1):
-        dropped = {*omitted, *OMITTED[:count]}
-        table = _table(shown, [n for n, name in enumerate(shown.columns) if name not in dropped])
-        fits = out.measure(table, options=out.options.update(width=1000)).maximum <= out.width
-        if fits or count == len(OMITTED):
+def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> None:
+    """Print a table of the page without the columns `omitted`. In a narrow terminal, columns that `OMITTED` names, and
+    then all that do not fit, stand in further tables below it, each with the first column."""
+    every = [n for n, name in enumerate(shown.columns) if name not in omitted]
+    later = [n for name in OMITTED for n in every if shown.columns[n] == name]
+    for count in range(len(later) + 1):
+        kept = [n for n in every if n not in later[:count]]
+        if _fits(shown, kept, out):
             break
-    if fits or any(name in OMITTED for name in shown.columns):
-        out.print(table)
-        below = [n for n, name in enumerate(shown.columns) if name in dropped and name not in omitted]
-        if below:
-            out.print(_table(shown, [0, *below]))
-    return fits
+    for columns in _pieces(shown, [*kept[1:], *(n for n in every if n not in kept)], out):
+        out.print(_table(shown, [0, *columns], fold=not _fits(shown, [0, *columns], out)))
 
 
-def _table(shown: PageTable, kept: Sequence[int]) -> Table:
-    """The columns `kept` of a table of the page."""
+def _pieces(shown: PageTable, columns: Sequence[int], out: Console) -> Iterator[list[int]]:
+    """Groups of columns, each as many as fit beside the first column, and at least one."""
+    piece: list[int] = []
+    for n in columns:
+        if piece and not _fits(shown, [0, *piece, n], out):
+            yield piece
+            piece = []
+        piece.append(n)
+    if piece:
+        yield piece
+
+
+def _fits(shown: PageTable, kept: Sequence[int], out: Console) -> bool:
+    return out.measure(_table(shown, kept), options=out.options.update(width=1000)).maximum <= out.width
+
+
+def _table(shown: PageTable, kept: Sequence[int], fold: bool = False) -> Table:
+    """The columns `kept` of a table of the page; with `fold` cells that are wider than the terminal are continued in
+    the next line."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for n in kept:
         heading = textwrap.fill(shown.columns[n], 10)
-        table.add_column(heading, justify="left" if n < shown.words else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if n < shown.words else "right", no_wrap=not fold or n > 0, overflow="fold"
+        )
     for row in shown.rows:
         texts = [escape(_plain(row[n].text)) for n in kept]
         table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
@@ -152,28 +167,24 @@ def _table(shown: PageTable, kept: Sequence[int]) -> Table:
 
 
 def _show_networks(found: Comparison, out: Console) -> None:
-    """The accuracy by the clients' network or black box, and the gain over a method, if there is room."""
+    """The accuracy by the clients' network or black box, and the gain over a method."""
     rows = [
         cells(name, str(count), *(fmt.with_gain(mean, gain, found.metric.share) for mean, gain in values))
         for name, count, values in found.networks
     ]
     table = PageTable("", ["model", "clients", *(m.name for m in found.methods)], rows)
-    if rows and _show(table, out) and found.gains_over and len(found.methods) > 1:
+    if not rows:
+        return
+    _show(table, out)
+    if found.gains_over and len(found.methods) > 1:
         text = f"in brackets: gain over {found.gains_over}{' in points' * found.metric.share}, same clients"
         out.print(text, markup=False, soft_wrap=True)
 
 
 def _show_score_differences(found: Comparison, titles: Mapping[Metric, str], out: Console) -> None:
-    """The paired differences of all scores, a row for each pair; without the calibration error if there is no room."""
+    """The paired differences of all scores, a row for each pair."""
     every = {found.metric: found.differences, **found.further}
-    every = {name: every[name] for name in titles if name in every}
-    for pairs in (every, {name: each for name, each in every.items() if name.name != "calibration error"}):
-        if _show_pairs(pairs, titles, out):
-            break
-
-
-def _show_pairs(pairs: Mapping[Metric, Sequence[PairedDifference]], titles: Mapping[Metric, str], out: Console) -> bool:
-    """The differences of some scores, if there is room; return whether there was."""
+    pairs = {name: every[name] for name in titles if name in every}
     rows = []
     for each in zip(*pairs.values(), strict=True):
         texts = [f"{each[0].first} - {each[0].other}"]
@@ -182,7 +193,8 @@ def _show_pairs(pairs: Mapping[Metric, Sequence[PairedDifference]], titles: Mapp
             spread = "" if d.std_over_seeds is None else f" ±{fmt.standard_deviation(d.std_over_seeds, share)}"
             texts.append("" if d.mean is None else fmt.difference(d.mean, share) + spread)
         rows.append(cells(*texts))
-    return not rows or _show(PageTable("", ["Difference", *(titles[name] for name in pairs)], rows), out)
+    if rows:
+        _show(PageTable("", ["Difference", *(titles[name] for name in pairs)], rows), out)
 
 
 def _shown(metric: Metric, value: float) -> str:

@@ -18,6 +18,8 @@ from fedloom.experiment.trial import (
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
 
+LONGEST = 26
+"""Characters of an owner's name in the picture of gains."""
 WIDEST = 12
 """Owners of the largest matrix of partners that the page shows; trial.json has larger ones."""
 COLORS = {
@@ -210,7 +212,8 @@ def _forest_plot(result: TrialResult) -> Markup:
         return Markup('<svg role="img" aria-label="no interval" viewBox="0 0 520 20"></svg>')
     low = max(-1.0, min(0.0, *(c.low or 0.0 for c in known)))
     high = min(1.0, max(result.worth * 1.5, *(c.high or 0.0 for c in known)))
-    pad, left, width, step = 0.04 * (high - low), 132, 233, 26
+    names = [fmt.shortened(name, LONGEST) for name in result.owners]
+    pad, left, width, step = 0.04 * (high - low), max(132, 14 + 7 * max(map(len, names))), 233, 26
     low, high = low - pad, high + pad
     height = step * len(result.owners) + 40
 
@@ -228,12 +231,10 @@ def _forest_plot(result: TrialResult) -> Markup:
             f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" fill="var(--soft)">'
             f"{number}</text>"
         )
-    for place, (name, card) in enumerate(result.owners.items()):
+    for place, (name, card) in enumerate(zip(names, result.owners.values(), strict=True)):
         y, color = 20 + step * place, COLORS[card.decision]
-        shown = escape(fmt.shortened(name, 15))
-        parts.append(
-            f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">{shown}</text>'
-        )
+        start = f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">'
+        parts.append(f"{start}{escape(name)}</text>")
         if card.gain is not None and card.low is not None and card.high is not None:
             parts.append(
                 f'<line x1="{x(card.low):.1f}" x2="{x(card.high):.1f}" y1="{y}" y2="{y}" style="stroke:{color};'
@@ -241,7 +242,8 @@ def _forest_plot(result: TrialResult) -> Markup:
             )
             parts.append(f'<circle cx="{x(card.gain):.1f}" cy="{y}" r="5" style="fill:{color}"/>')
     fits = "min-width:0;max-width:30rem;margin-left:0"  # a phone shows all of it, without scrolling
-    head = f'<svg role="img" aria-label="gain and interval of each owner" viewBox="0 0 380 {height}" style="{fits}">'
+    box = f"0 0 {left + width + 15} {height}"
+    head = f'<svg role="img" aria-label="gain and interval of each owner" viewBox="{box}" style="{fits}">'
     return Markup(head + "".join(parts) + "</svg>")
 
 

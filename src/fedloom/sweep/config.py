@@ -221,7 +221,7 @@ def read(
     """Read a sweep from a TOML file.
 
     Args:
-        source: path of the file.
+        source: path of the file, or "-" for standard input.
         overrides: `dotted.key=value`, for the run or for `sweep.…`.
         seeds: override the file's seeds.
         trust: code that a file outside the working folder may name.
@@ -243,7 +243,7 @@ def read(
         config = SweepConfig.model_validate(given)
     except ValidationError as error:
         raise ConfigError("\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))) from None
-    found = Sweep(Path(source).stem, title, values, config)
+    found = Sweep("sweep" if source == "-" else Path(source).stem, title, values, config)
     if found.own().data.validation or "data.validation" in config.keys:
         raise ConfigError("data.validation is set by the sweep itself: set validation in [sweep] in its place")
     if config.search != "grid" and find_spec("optuna") is None:

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from fedloom.core import toml
 from fedloom.core.errors import ConfigError
 
 ALTERNATIVE = {"rounds": "iterations", "iterations": "rounds"}
@@ -16,7 +17,7 @@ def override(values: dict[str, Any], text: str) -> None:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"an override has the form dotted.key=value, not {text!r}")
     try:
-        value = tomllib.loads(f"v = {raw}")["v"]
+        value = toml.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
         if raw.startswith(("[", "{")):
             raise ConfigError(

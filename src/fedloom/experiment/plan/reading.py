@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedloom import methods
+from fedloom.core import toml
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.extensions import presets
 from fedloom.core.method import Method
@@ -160,7 +161,7 @@ def _with_clients(experiment: Experiment) -> Experiment:
         nodes = None
         if run.engine.name == "net":
             text = Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8")
-            nodes = len(tomllib.loads(text)["nodes"])
+            nodes = len(toml.loads(text)["nodes"])
         clients = planner.clients(run, nodes)
     except (FedloomError, OSError, ValueError, KeyError, TypeError):  # reported where the file is used
         return experiment
@@ -331,7 +332,7 @@ def experiments() -> dict[str, str]:
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return toml.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
 

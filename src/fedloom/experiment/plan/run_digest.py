@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedloom.core import toml
 from fedloom.core.errors import ConfigError, FedloomError
 from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
@@ -40,7 +40,7 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
         ConfigError: it has another run.
     """
     try:
-        values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        values = toml.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from fedloom.experiment.run.result import (
     Spread,
     Traffic,
 )
-from fedloom.experiment.run.tuning import tuned
+from fedloom.experiment.run.tuning import TUNING, tuned
 
 SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 """Keys of `result.json` in which runs of one seed must agree to be paired."""
@@ -52,7 +52,7 @@ def execute_all(
     """Execute all runs of a comparison and write `comparison.json`; returns its content.
 
     With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run. With `tune` the learning
-    rate of each method is chosen first: see `tuned`.
+    rate of each method is chosen first, by runs in the folder `TUNING`: see `tuned`.
 
     A run that diverges, or whose method fails, is left out, and named in `left_out`.
 
@@ -60,19 +60,17 @@ def execute_all(
         ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
         MethodError: every run has failed.
     """
-    experiment, remarked = tuned(experiment, execute) if tune else (experiment, [])
+    options: dict[str, Any] = {"execute": execute, "resume": resume, "progress": progress, "stop": stop}
+    _check_names(experiment.runs())
+    remarked: list[str] = []
+    if tune:
+        experiment, remarked = tuned(experiment, folder and folder / TUNING, **options)
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
     _check_one_setting({method.name: method.setting for method in methods})
     names = [folder_name(run) for run in runs]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise ConfigError(
-            f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one method "
-            "with other settings have a `name` each"
-        )
     folders = [folder / name if folder else None for name in names]
-    ended = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
+    ended = execute_lots(runs, folders, **options)
     errors = {n: one for n, one in enumerate(ended) if isinstance(one, MethodError)}
     results = [one for one in ended if not isinstance(one, MethodError)]
     if not results:
@@ -94,6 +92,16 @@ def execute_all(
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
+
+
+def _check_names(runs: Sequence[RunConfig]) -> None:
+    names = [folder_name(run) for run in runs]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ConfigError(
+            f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one method "
+            "with other settings have a `name` each"
+        )
 
 
 def summarize(title: str, results: Sequence[RunResult], failed: Sequence[LeftOutRun] = ()) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The file is replaced atomically but not synced, as resuming does not need it. It
 import contextlib
 import logging
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
+from fedloom.core.paths import replace_text
 from fedloom.experiment.run.evaluation import evaluation_of
 from fedloom.experiment.run.metrics import Metric
 from fedloom.experiment.run.view import FILE, PartyStatus, RecentFailure, View, own_process
@@ -150,10 +150,8 @@ class Live:
         ]
         failures = [f.model_copy(update={"party": self._owners.get(f.party, f.party)}) for f in view.recent_failures]
         changes = {"parties": shown, "recent_failures": failures, "up": up, "of": len(parties), "updated": time()}
-        draft = self._folder / f".{FILE}.draft"
         try:
-            draft.write_text(view.model_copy(update=changes).model_dump_json(), encoding="utf-8")
-            os.replace(draft, self._folder / FILE)
+            replace_text(self._folder / FILE, view.model_copy(update=changes).model_dump_json())
         except OSError as error:
             if not self._warned:
                 logging.getLogger("fedloom").warning(

@@ -34,6 +34,9 @@ from fedloom.experiment.trial.result import (
 )
 from fedloom.experiment.trial.run import run_trial
 
+OF_FILES = ("decimal", "missing_words", "encode", "keep", "drop")
+"""Settings of `[data]` that apply to files of partners with other columns."""
+
 __all__ = [
     "METRICS",
     "OwnerCard",
@@ -128,7 +131,10 @@ def trial(
         )  # fmt: skip
         if time:
             raise ConfigError(f"a trial of columns has random folds: leave out time, here {time!r}")
-        return trial_columns([Path(one) for one in data], options, config, unit=unit, progress=progress)
+        result = trial_columns([Path(one) for one in data], options, config, unit=unit, progress=progress)
+        files = {"files": [str(one) for one in data], "id": id, "label": label, "missing": "files"}
+        given = {name: vars(options)[name] for name in OF_FILES if vars(options)[name] != getattr(DataOptions(), name)}
+        return replace(result, recipe={"method": "vertical-forest", "columns": files, "data": given})
     if isinstance(data, Dataset):
         return run_trial(owners_of(data), config, progress=progress)
     if isinstance(data, list | tuple):

@@ -275,6 +275,7 @@ class TrialResult:
 
         known = {name: card for name, card in self.owners.items() if card.gain is not None}
         figure, drawn = axes(len(known))
+        side = "Joint" if self.by_columns else "Federated"
         for row, card in enumerate(known.values()):
             assert card.gain is not None
             ends = None if card.low is None or card.high is None else [[card.gain - card.low], [card.high - card.gain]]
@@ -283,7 +284,7 @@ class TrialResult:
         drawn.axvline(0, color="gray", linewidth=0.8)
         drawn.set_yticks(range(len(known)), [*known])
         drawn.invert_yaxis()
-        drawn.set(xlabel=f"gain ({score_name(self.metric)})", title="Federated minus alone, with 95 % intervals")
+        drawn.set(xlabel=f"gain ({score_name(self.metric)})", title=f"{side} minus alone, with 95 % intervals")
         return figure
 
     def _repr_html_(self) -> str:
@@ -393,7 +394,7 @@ def _by(card: OwnerCard) -> str:
 def next_step(card: OwnerCard, *, by_columns: bool = False) -> str:
     """What to do now, in one sentence."""
     if by_columns and card.decision == "join":
-        return "Train a method of columns, and compare on your next rows."
+        return "Compare methods of columns on the recipe, see the note, and train the best."
     if card.decision == "join":
         if card.partners is not None and card.partners.advised:
             return f"Train with {', '.join(card.partners.advised)} only, and compare on your next rows."

@@ -155,7 +155,7 @@ class SelectionConfig(MethodConfig):
 
     def calls_in_round(self, context: ClientContext) -> Mapping[str, int]:
         """Twice in a round that explores by probing."""
-        return {"choose": 2, "reckon": 2}
+        return {"choose": 2, "estimate": 2}
 
     def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""

@@ -98,22 +98,22 @@ def indicators(words: Sequence[str]) -> list[int]:
 
 
 def columns(party: Party[LinearConfig], x: Tensor) -> np.ndarray:
-    """The columns (n, p) float64 of rows x (n, ...), NaN where a value is missing: see `labels`. Numbers are the
-    decimal ones that were read."""
-    raw = decimal(x.flatten(1).float().cpu().numpy())
-    parts, left_out = [np.empty((len(raw), 0))], time_column(party)
+    """The columns (n, p) float64 of rows x (n, ...), each contiguous, NaN where a value is missing: see `labels`.
+    Numbers are the decimal ones that were read."""
+    raw = decimal(np.asfortranarray(x.flatten(1).float().cpu().numpy()))
+    parts, left_out = [np.empty((0, len(raw)))], time_column(party)
     for f, (values, words) in enumerate(zip(raw.T, party.context.words, strict=True)):
         if f == left_out:
             continue
-        hot = (values[:, None] == np.array(indicators(words), np.float64)).astype(np.float64)
-        absent = np.isnan(values)[:, None]
-        parts.append(np.where(absent, np.nan, hot) if words else values[:, None])
+        absent = np.isnan(values)
+        hot = (values == np.array(indicators(words), np.float64)[:, None]).astype(np.float64)
+        parts.append(np.where(absent, np.nan, hot) if words else values[None])
         if indicated(party):
-            parts.append(absent.astype(np.float64))
+            parts.append(absent[None].astype(np.float64))
     if party.cfg.owners == "fixed":
         own = np.arange(1, party.context.parties) == party.context.id
-        parts.append(np.repeat(own[None].astype(np.float64), len(raw), axis=0))
-    return np.concatenate(parts, axis=1)
+        parts.append(np.repeat(own[:, None].astype(np.float64), len(raw), axis=1))
+    return np.concatenate(parts).T
 
 
 def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -129,7 +129,7 @@ def complete(party: Party[LinearConfig]) -> tuple[np.ndarray, np.ndarray, np.nda
         time = np.zeros(len(x)) if at is None else raw[:, at]
         gaps = np.zeros(len(x), bool) if indicated(party) else np.isnan(x).any(1)
         whole = ~(gaps | np.isnan(time) | np.isnan(y))
-        return x[whole], y[whole], time[whole]
+        return x.T[:, whole].T, y[whole], time[whole]
 
     return kept(party.context, "complete", f"{party.cfg.owners} {time_column(party)} {indicated(party)}", make)
 
@@ -149,8 +149,10 @@ def measured(party: Party[LinearConfig]) -> np.ndarray:
 def standardized(x: np.ndarray, design: Mapping[str, Any]) -> np.ndarray:
     """An intercept and the columns that are not constant, (n, 1 + p), with mean 0 and s.d. 1 over all owners' rows."""
     use = design["kept"].numpy()
-    z = (x[:, use] - design["mean"].numpy()[use]) / design["scale"].numpy()[use]
-    return np.concatenate([np.ones((len(x), 1)), z], axis=1)
+    z = np.ones((len(x), 1 + int(use.sum())), order="F")
+    np.subtract(x[:, use], design["mean"].numpy()[use], out=z[:, 1:])
+    z[:, 1:] /= design["scale"].numpy()[use]
+    return z
 
 
 def names(server: Party[LinearConfig], design: Mapping[str, Any]) -> list[str]:

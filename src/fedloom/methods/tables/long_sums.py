@@ -83,30 +83,52 @@ def _whole(row: Sequence[int], bits: int) -> int:
 
 
 _TENS = np.array([float(f"1e{k}") for k in range(60)])
+_MOST, _SOME = 18, 6
+"""Digits that are tried at most; whether this many suffice is asked first."""
+_CACHED = 2**14
+"""Numbers whose arrays stay in the processor's cache."""
 
 
 def shortest(x: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """For each number x (…) float64 the one with the fewest digits that is within its `reach` (…), else x itself.
+    """For each number x (n,) float64 the one with the fewest digits that is within its `reach` (n,), else x itself.
 
     So a float32, whose reach is half the distance to the next one, becomes the decimal number that was read, and a
     count of 0 that was standardized becomes 0.
     """
     out = np.where(np.abs(x) <= reach, 0.0, x)
-    left = np.isfinite(x) & (out != 0)
-    first = np.floor(np.frexp(x)[1] * 0.30103).astype(np.int64)
-    for digits in range(18):
-        if not left.any():
-            break
-        v, places = x[left], digits - first[left]
-        up, down = _TENS[places.clip(0, 59)], _TENS[(-places).clip(0, 59)]
-        found = np.rint(v * up / down) / up * down
-        close = np.abs(found - v) <= reach[left]
-        at = np.flatnonzero(left)[close] if x.ndim == 1 else tuple(np.argwhere(left)[close].T)
-        out[at] = found[close]
-        left[at] = False
+    used = np.flatnonzero(np.isfinite(out) & (out != 0))
+    v, near = out[used], reach[used]
+    first = np.floor(np.frexp(v)[1] * 0.30103).astype(np.int64)
+    few = _close(v, near, first, _SOME - 1)[1]
+    for chosen, start in ((few, 0), (~few, _SOME)):
+        left = np.flatnonzero(chosen)
+        for digits in range(start, _MOST):
+            if not len(left):
+                break
+            found, close = _close(v[left], near[left], first[left], digits)
+            v[left[close]] = found[close]
+            left = left[~close]
+    out[used] = v
     return out
+
+
+def _close(v: np.ndarray, reach: np.ndarray, first: np.ndarray, digits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers v (n,) of 10^`first` in about so many digits, and whether they are within reach."""
+    places = digits - first
+    up = _TENS.take(places, mode="clip")
+    if places.min(initial=0) < 0:
+        down = _TENS.take(-places, mode="clip")
+        found = np.rint(v * up / down) / up * down
+    else:
+        found = np.rint(v * up) / up
+    return found, np.abs(found - v) <= reach
 
 
 def decimal(x: np.ndarray) -> np.ndarray:
     """The decimal numbers (…) float64 that were read as these float32 numbers."""
-    return shortest(x.astype(np.float64), np.spacing(np.abs(x)).astype(np.float64) / 2)
+    out = x.astype(np.float64, order="A")
+    flat, found = x.reshape(-1, order="A"), out.reshape(-1, order="A")
+    for first in range(0, len(flat), _CACHED):
+        some = slice(first, first + _CACHED)
+        found[some] = shortest(found[some], np.spacing(np.abs(flat[some])).astype(np.float64) / 2)
+    return out

@@ -6,7 +6,7 @@ standardized, so that the sum of |z_i z_j| over n rows is at most n; where rows 
 largest parts are counted by exponent first (`reach`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,8 +27,12 @@ _FLAT: Final = 1e6
 NOT_SPARSE: Final = "no coefficients were found: columns are nearly collinear; set params.l2 above 0"
 _SWEEPS: Final = 1000
 """Of coordinate descent, each over all coefficients."""
-_CACHED: Final = 2**15
-"""Numbers of one of the arrays that are kept in the cache."""
+_CACHED: Final = 2**16
+"""Numbers of one of the arrays of a few rows, which stay in the processor's cache."""
+_LIFT: Final = 1.5 * 2.0**52
+"""The last 51 bits of this plus a number below 2^51 in size are the nearest whole number, as a signed integer."""
+_LIFTED: Final = 0x4338
+"""The first 16 bits of `_LIFT`; the rest are 0."""
 _FARTHEST: Final = 40.0
 FARTHEST_MEAN: Final = 60.0
 """A row whose mean would be above e^60 or below e^-60 has no bound: the step was too long."""
@@ -41,8 +45,22 @@ def bits_for(rows: int, most: int = 1) -> int:
 
 def added(parts: np.ndarray, bits: int) -> np.ndarray:
     """The sums (…) int64 over rows of parts (n, …), in steps of 2^-bits."""
-    total: np.ndarray = np.rint(parts * 2.0**bits).astype(np.int64).sum(0)
-    return total
+    scaled = parts * 2.0**bits
+    return rounded_sums(scaled, float(np.abs(scaled).max(initial=0)), 0)
+
+
+def rounded_sums(x: np.ndarray, largest: float, axis: int) -> np.ndarray:
+    """The sums int64, along an axis, of the whole numbers nearest to numbers x, which are not kept.
+
+    Numbers of at most `largest` < 2^51 in size are rounded by one addition, and their bits added up: the same integers
+    in half of the time.
+    """
+    if not largest < 2.0**51:
+        total: np.ndarray = np.rint(x, out=x).astype(np.int64).sum(axis)
+        return total
+    x += _LIFT
+    lifted: np.ndarray = x.view(np.int64).sum(axis) - np.left_shift(np.int64(x.shape[axis] * _LIFTED), 48)
+    return lifted
 
 
 def exponents(x: np.ndarray) -> np.ndarray:
@@ -106,23 +124,36 @@ def derivatives(family: str, z: np.ndarray, y: np.ndarray, beta: np.ndarray, bit
     """The log-likelihood, its gradient and its negative Hessian over own rows, in one vector of integers in steps of
     2^-bits: see `likelihood` and `opened`."""
     value, slope, weight = likelihood(family, z, y, beta)
-    parts = [added(value, bits)[None], *(added(z * own[:, None], bits) for own in slope)]
+    parts = [added(value, bits)[None], *(weighted(z, own, bits) for own in slope)]
     parts += [products(z, weight[a, b], bits) for a, b in zip(*np.triu_indices(len(beta)), strict=True)]
     return np.concatenate(parts)
 
 
+def weighted(z: np.ndarray, weight: np.ndarray, bits: int) -> np.ndarray:
+    """The sums (p,) int64 over rows of weight_n z_ni, each rounded to steps of 2^-bits."""
+    total = np.zeros(z.shape[1], np.int64)
+    for rows in _blocks(z):
+        total += added(z[rows] * weight[rows, None], bits)
+    return total
+
+
+def _blocks(z: np.ndarray) -> Iterator[slice]:
+    """A few rows of z (n, p) at a time."""
+    some = max(_CACHED // z.shape[1], 1)
+    return (slice(first, first + some) for first in range(0, len(z), some))
+
+
 def products(z: np.ndarray, weight: np.ndarray, bits: int) -> np.ndarray:
-    """The sums (p (p + 1) / 2,) int64 of weight_n z_ni z_nj, j >= i, each rounded to steps of 2^-bits. They are added
-    for few rows at a time, so that products stay in the processor's cache."""
-    n, p = z.shape
+    """The sums (p (p + 1) / 2,) int64 of weight_n z_ni z_nj, j >= i, each rounded to steps of 2^-bits."""
+    p = z.shape[1]
     ends = np.arange(p, 0, -1).cumsum()
     total = np.zeros(p * (p + 1) // 2, np.int64)
-    for first in range(0, n, some := max(_CACHED // p, 1)):
-        x = np.ascontiguousarray(z[first : first + some].T)
-        weighted = np.ldexp(x * weight[first : first + some], bits)
+    for rows in _blocks(z):
+        x = np.ascontiguousarray(z[rows].T)
+        scaled, found = x * (weight[rows] * 2.0**bits), np.empty_like(x)
+        largest = float(np.abs(scaled).max() * np.abs(x).max())
         for i, end in enumerate(ends):
-            found = weighted[i:] * x[i]
-            total[end - p + i : end] += np.rint(found, out=found).astype(np.int64).sum(1)
+            total[end - p + i : end] += rounded_sums(np.multiply(scaled[i:], x[i], out=found[i:]), largest, 1)
     return total
 
 

@@ -67,6 +67,8 @@ TREES = {
     "value": Shape("int64", None, None),
 }
 """The form of a forest in a folder."""
+LARGEST = 2**40
+"""Limit of the values of leaves in a folder."""
 MOST_SETS = 255
 """Limit of the sets of parties with forests of their own."""
 
@@ -237,7 +239,8 @@ class VerticalForestActive(Party[VerticalForestConfig]):
             MessageError: they do not fit each other.
         """
         check_like(state, {"widths": self.widths, "forests": dict})
-        K, parties = self.context.classes, self.context.parties
+        number, parties = self.context.target is not None, self.context.parties
+        K = 1 if number else self.context.classes
         widths = state["widths"].tolist()
         if not all(0 <= width <= MOST_COLUMNS for width in widths):
             raise MessageError(f"widths must be from 0 to {MOST_COLUMNS}, not {widths}")
@@ -248,8 +251,9 @@ class VerticalForestActive(Party[VerticalForestConfig]):
             check_like(tree, TREES)
             trees = trees_of(tree)
             problem = trees.problem(sum(widths[m] for m in sets[key]), self.cfg.bins)
-            if problem or trees.value.shape[1] != K or (trees.value < 0).any():
-                problem = problem or f"leaves must have {K} values, none below 0"
+            least = -LARGEST if number else 0
+            if problem or trees.value.shape[1] != K or ((trees.value < least) | (trees.value > LARGEST)).any():
+                problem = problem or f"leaves must have {K} values from {least} to {LARGEST}"
                 raise MessageError(f"the forest of {key}: {problem}")
         self.widths, self.forests = state["widths"], state["forests"]
 

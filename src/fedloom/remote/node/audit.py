@@ -233,6 +233,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None for a line that was not written to its end."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None

@@ -3,6 +3,7 @@
 A number in it grows with each change. A second file elsewhere, the anchor, has the highest number and is written before
 the record: one that is older than the anchor was restored from a copy, and allows nothing until the owner accepts that.
 The new record is on disk as a draft before the anchor is written: a node that is killed in between continues with it.
+The owner makes the anchor: a node that made it by itself would count as new where both files are lost.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedloom.core.errors import PrivacyBudgetSpent
+from fedloom.core.errors import ConfigError, PrivacyBudgetSpent
 from fedloom.core.paths import write_atomically
 from fedloom.protect.accountant import Releases
 
@@ -44,6 +45,7 @@ class Spent(BaseModel):
         ids: ids that coordinators have matched.
         answers: rows of a coordinator that were answered.
         introduced: the hash of the only settings of a trust introduction; "" for none yet.
+        splits: hashes of the sets of test rows that were scored.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -54,6 +56,7 @@ class Spent(BaseModel):
     ids: int = Field(0, ge=0)
     answers: int = Field(0, ge=0)
     introduced: str = ""
+    splits: list[str] = []
 
     def all_releases(self) -> list[Releases]:
         """The releases for the accountant."""
@@ -119,19 +122,45 @@ class Budget:
             The missing changes.
         """
         record = self._load()
-        newest = record.number if self._anchor_is_missing(record) else self._newest()
+        newest = record.number if self._anchor_is_missing() else self._newest()
         charge(record.cohorts)
         missing, record.number = max(newest - record.number, 0), max(newest, record.number)
         self._write(record)
         return missing
 
+    def begin_anchor(self) -> None:
+        """Make the anchor's file, with the number of this record.
+
+        Raises:
+            ConfigError: there is one, or was one, or none is set.
+        """
+        if self._anchor is None or self._anchor.exists():
+            raise ConfigError("set anchor in node.toml, to a file that does not exist yet, for --new-anchor")
+        record = self._load()
+        if record.anchored:
+            raise ConfigError(
+                "this node's record had an anchor: restore that file, or count all limits by --accept-restored"
+            )
+        self._write(record)
+
+    def problem(self) -> str:
+        """Why nothing can be charged at present; "" if something can."""
+        try:
+            self._read()
+        except PrivacyBudgetSpent as problem:
+            return str(problem)
+        return ""
+
     def _read(self) -> _Record:
         if not self._path.exists() and any((self._folder / name).exists() for name in OLDER):
             raise PrivacyBudgetSpent(_accept("this node's budgets are those of an earlier version"))
         record = self._load()
-        if self._anchor_is_missing(record):
+        if self._anchor_is_missing():
             raise PrivacyBudgetSpent(
                 "this node's anchor is missing: its owner must restore that file, or run fedloom node --accept-restored"
+                if record.anchored
+                else "this node's anchor has not been made: if the record of its budgets has everything that was let "
+                "out, its owner must run fedloom node --new-anchor"
             )
         if record.number < (newest := self._newest()):
             record = self._load(NEXT)
@@ -150,9 +179,8 @@ class Budget:
                 f"this node's record of its privacy budget cannot be read: its owner must restore {name}"
             ) from None
 
-    def _anchor_is_missing(self, record: _Record) -> bool:
-        """Whether there was an anchor. A node's first anchor has no file yet."""
-        return self._anchor is not None and record.anchored and not self._anchor.exists()
+    def _anchor_is_missing(self) -> bool:
+        return self._anchor is not None and not self._anchor.exists()
 
     def _newest(self) -> int:
         if self._anchor is None or not self._anchor.exists():

@@ -174,7 +174,7 @@ class NodeConfig(FileSection):
     anchor: RelativePath | None = None
     """A file outside `state`, best on another disk, with the number of the newest budget: an older copy of `state` is
     noticed. Then, or if the file is deleted, nothing more is charged until `fedloom node NODE.toml --accept-restored`,
-    which counts the whole ε. None for none."""
+    which counts all limits. `--new-anchor` makes the file. None for none."""
     callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
     """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
     of names, without addresses, is for a transport of another kind, such as Flower's."""

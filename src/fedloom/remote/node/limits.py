@@ -1,4 +1,4 @@
-"""OwnerLimits of the owner of a node's rows on what all runs together may ask about a cohort."""
+"""Limits of the owner of a node's rows on what all runs together may ask about a cohort."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +10,39 @@ from torch import Tensor
 from fedloom.core import message
 from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
+from fedloom.data.schema import read_columns
+from fedloom.remote.node import privacy_ledger
 from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.node.config import NodeData
 from fedloom.remote.rpc_errors import refused
 
 SETTINGS = ("trust", "trust_neighbours", "trust_bits", "trust_space")
 """What an introduction depends on, besides the rows and the public rows."""
+
+
+UNKNOWN = "unknown"
+"""In place of the settings of an introduction that a lost record may have had: no settings are these."""
+
+
+def exhaust(spent: Spent, data: NodeData) -> None:
+    """Count all that the owner allows about these rows, as a lost part of the record may have had it."""
+    assert data.rows is not None
+    privacy_ledger.exhaust(spent, data.epsilon, data.delta)
+    spent.looks = max(spent.looks, data.looks)
+    spent.ids = max(spent.ids, 2 * _count(data.rows, data) if data.ids_total is None else data.ids_total)
+    answers = 2 * _count(data.public, data) if data.max_answers is None else data.max_answers
+    spent.answers = max(spent.answers, answers)
+    spent.introduced = spent.introduced or UNKNOWN
+
+
+def _count(path: Path | None, data: NodeData) -> int:
+    """The number of rows of a table, or of files in a folder of pictures."""
+    if path is None:
+        return 0
+    if path.is_dir() and not any(path.rglob("*.parquet")):
+        return sum(file.is_file() for file in path.rglob("*"))
+    columns, _ = read_columns(path, path.stem, data.own.options.grammar)
+    return max(map(len, columns.values()), default=0)
 
 
 class OwnerLimits:

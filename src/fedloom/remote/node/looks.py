@@ -18,6 +18,8 @@ import torch
 from fedloom.core import message
 from fedloom.core.evaluation import MAX_ERROR, MAX_LOSS
 from fedloom.core.message import Tree
+from fedloom.core.method import MethodConfig
+from fedloom.core.party import Party
 from fedloom.remote.node.budget import Budget, Spent
 from fedloom.remote.rpc_errors import refused
 
@@ -25,8 +27,19 @@ SCALE: Final = 2.0
 """Scale of the noise, in rows: of two files that differ in one test row, no count is e^(1 / SCALE) times likelier."""
 
 
-def look(budget: Budget, cohort: str, file: Path, limit: int) -> None:
-    """Record a look, on disk before it is made.
+def split_of(party: Party[MethodConfig], on: str) -> str:
+    """A hash of the number of test rows and of the most frequent class of them, for the node's own record; "" for a
+    number to predict, whose chance level does not depend on rows."""
+    if party.context.target is not None:
+        return ""
+    rows = party.context.tests[on]
+    counts = rows.y(torch.arange(len(rows), device=party.context.device)).bincount()
+    return hashlib.sha256(f"{len(rows)} {int(counts.max())}".encode()).hexdigest()[:32]
+
+
+def look(budget: Budget, cohort: str, file: Path, limit: int, split: str = "") -> None:
+    """Record a look, on disk before it is made. The first one at another `split` than the first counts as two: its
+    chance level is a third number.
 
     Raises:
         CallRefused: there would be more than the limit.
@@ -34,7 +47,8 @@ def look(budget: Budget, cohort: str, file: Path, limit: int) -> None:
     """
 
     def change(spent: Spent) -> None:
-        spent.looks += 1
+        spent.looks += 1 + bool(spent.splits and split and split not in spent.splits)
+        spent.splits = [*dict.fromkeys([*spent.splits, *([split] if split else [])])]
         if spent.looks > limit:
             raise refused(f"the {limit} looks at these rows are used up: the node's owner must raise looks")
 

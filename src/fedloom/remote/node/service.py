@@ -117,6 +117,8 @@ class NodeService:
         self._prune()
         if config.anchor is None and any(data.rows is not None for data in config.data.values()):
             _log.warning("no anchor is set: an older copy of %s would reset what was spent, unnoticed", self._folder)
+        if problem := self.budget.problem():
+            _log.warning("%s; until then no run may spend anything", problem)
         self._matcher = Matcher(
             config,
             self._folder,
@@ -170,7 +172,7 @@ class NodeService:
                 raise refused("your certificate, or this node's owner, does not give you the role submit")
             return await answers[kind](caller, body)
         except CallRefused as refusal:
-            error = refusal
+            error = refusal.bare()
         except MessageError as invalid:
             error = CallRefused(rpc_errors.MALFORMED, "invalid message", str(invalid))
         except OSError as problem:
@@ -179,7 +181,10 @@ class NodeService:
         except Exception:
             _log.exception("a call of %s failed", caller)
             error = CallRefused(rpc_errors.FAILED, "this node failed to answer; the reason is in its log")
-        raise self._log_refusal(caller, error)
+        try:
+            raise self._log_refusal(caller, error)
+        finally:
+            del error  # or a cycle of it and this frame would keep the call's bytes
 
     async def close(self) -> None:
         """Start no more work, and end what is under way; it changes nothing."""
@@ -205,6 +210,14 @@ class NodeService:
         cfg = found.resolve()[1]
         self.approvals.check(run, caller, summary(self.config, caller, found, method, cfg, rounds, own))
 
+    def _check_record(self, caller: str, text: str) -> None:
+        """Refuse secure sums of own rows in a folder that is older than its anchor: the record of answered sums is as
+        old, and the difference of two sums would be the answer of one node."""
+        run, *_ = self._read_config(caller, text)
+        own = self.config.data[run.data.name].rows is not None
+        if own and run.aggregate.secure and (problem := self.budget.problem()):
+            raise refused(problem)
+
     async def _own_epsilon(self, caller: str, run: str, text: str) -> tuple[str, ...]:
         """What a run with noise spends at most, for its approval. The file is read once for each text."""
         found, _, rounds = self._read_config(caller, text)
@@ -215,9 +228,17 @@ class NodeService:
         which = sha256(f"{text} {at.st_size} {at.st_mtime_ns}")
         if which not in self._planned:
             facts = {"caller": caller, "party": 0, "config": text}
-            place = await self._work(lambda: self._build_party(facts, Store(self._folder / f"run-{run}")))
-            self._planned = {which: tuple(own_epsilon(place.party, rounds))}
+            self._planned = {which: await self._work(lambda: self._planned_epsilon(facts, run, rounds))}
         return self._planned[which]
+
+    def _planned_epsilon(self, facts: Mapping[str, Any], run: str, rounds: int) -> tuple[str, ...]:
+        """See `_own_epsilon`. That there is no party, such as for too few rows, is for the site alone: a coordinator
+        whose run nobody has approved learns nothing of rows."""
+        try:
+            place = self._build_party(facts, Store(self._folder / f"run-{run}"))
+        except CallRefused as refusal:
+            return (f"This run cannot begin here: {refusal.words}.",)
+        return tuple(own_epsilon(place.party, rounds))
 
     def stop_runs(self) -> None:
         """End the runs that the site has stopped since: work under way is interrupted and undone. And write down what
@@ -251,6 +272,7 @@ class NodeService:
         run = _check_run_id(request["run"])
         text = payload.joined(request["config"])
         self._approve(caller, run, text, await self._own_epsilon(caller, run, text))
+        self._check_record(caller, text)
         async with self._opening:
             now = self._node_runs.get(run)
             if now is not None and now.caller != caller:

@@ -15,9 +15,9 @@ from fedloom.core.method import MethodConfig
 from fedloom.core.party import Note, Party, answers_nothing
 from fedloom.core.templates import unspell
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.node.looks import blurred, look
+from fedloom.remote.node.looks import blurred, look, split_of
 from fedloom.remote.node.peer_fetcher import reply_key
-from fedloom.remote.node.run import NodeRun, light
+from fedloom.remote.node.run import OWN, NodeRun, light
 from fedloom.remote.node.store import StoredState
 from fedloom.remote.node.time_limit import TimeExpired, TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, refused
@@ -181,7 +181,8 @@ def _task(
         if given.get("broadcast") and not scored.broadcasts:
             raise refused("this method sends clients no model: call score without broadcast")
         assert scored.data.rows is not None
-        look(scored.budget, scored.cohort, scored.data.rows, scored.data.looks)
+        split = split_of(node_run.party, OWN)
+        look(scored.budget, scored.cohort, scored.data.rows, scored.data.looks, split)
     node_run.limits(method, given)
     try:
         reply = run_task(node_run.party, order, given, watch.keep)

@@ -10,15 +10,15 @@ import logging
 import os
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fedloom.core import toml
 from fedloom.core.errors import DataError, EngineError
-from fedloom.core.paths import lock
+from fedloom.core.paths import lock, replace_text
 from fedloom.experiment.run.result import RunSummary
 from fedloom.report.files import csv_rows, model, parsed, text
 from fedloom.report.schema import MetricRow
@@ -106,9 +106,7 @@ class Sender:
             os.close(self._locks.popitem()[1])
 
     def _record(self, folder: Path, state: UploadState) -> None:
-        draft = folder / f".tracked-{self.name}.json.draft"
-        draft.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
-        draft.replace(folder / f"tracked-{self.name}.json")
+        replace_text(folder / f"tracked-{self.name}.json", json.dumps(asdict(state), indent=2) + "\n")
 
 
 def send(folder: Path, name: str) -> int:
@@ -179,7 +177,7 @@ def info(folder: Path) -> RunInfo:
     """
     try:
         config = text(folder / "config.toml")
-        values = tomllib.loads(config)
+        values = toml.loads(config)
         started = datetime.fromisoformat(parsed(folder / "environment.json")["started"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} holds no run or is damaged ({reason(error)}). Name a run's folder.") from None
