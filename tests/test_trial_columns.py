@@ -63,6 +63,9 @@ def test_a_partner_that_tells_the_label_is_worth_joining_and_one_that_tells_noth
     assert known is not None and every is not None and known > every > 0.1 and cards["all people"].rows == 160
     json.dumps(result.content(), allow_nan=False)
     html = trial_page.html(result, "clinic.csv, lab.csv")
+    calibration = cards["all people"].calibration
+    assert calibration is not None and 0 < max(calibration) < 0.5
+    assert f"{calibration[0]:.3f} → {calibration[1]:.3f}" in html and "joint; 0 is perfect" in html
     assert "people that lab has" in html and "lab has 120 of them" in result.notes[0]
     again = fedloom.trial(
         [str(file) for file in files.values()], label="ill", id="patient", repeats=2, alone=("logistic",)

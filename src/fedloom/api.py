@@ -307,10 +307,10 @@ class CompareResult(dict[str, Any]):
         raise KeyError(f"a comparison has no {key!r}.{did_you_mean(str(key), self)}")
 
     def __repr__(self) -> str:
-        from fedloom.report.results import conclusion
+        from fedloom.report.results import conclusions
         from fedloom.report.terminal import line
 
-        return "\n  ".join([line(self), *(conclusion(one) for one in self._checked.differences)])
+        return "\n  ".join([line(self), *conclusions(self._checked)])
 
     @property
     def _checked(self) -> Comparison:

@@ -1,6 +1,7 @@
 """Further tables that people meet, neighbors of those in `test_writings`: each is read as meant, or refused."""
 
 import datetime
+import decimal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -230,6 +231,46 @@ def test_a_partys_dates_are_features() -> None:
             TableEncoder.fit({"d": np.array([*DAYS[:-1], odd], dtype=object)}, np.arange(40))
     with pytest.raises(DataError, match="must hold a date, or nothing,"):
         encoder.transform({"d": np.array(["soon"], dtype=object), "z": np.arange(1)})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("utf-16", "but in UTF-16"), ("latin-1", "the byte 0xe9, in Windows-1252 'é'")]
+)
+def test_a_file_in_another_encoding_says_which(encoding: str, said: str, tmp_path: Path) -> None:
+    rows = [f"{row},Orléans,{'ab'[row % 2]}" for row in range(40)]
+    (tmp_path / "rows.csv").write_bytes("\n".join(["age,town,y", *rows]).encode(encoding))
+    with pytest.raises(DataError, match=f"is not text in UTF-8.*{said}.*Save it as CSV in UTF-8"):
+        read_data(str(tmp_path / "rows.csv"), label="y")
+
+
+def test_a_column_without_a_value_is_named() -> None:
+    data = read_data({**PLAIN, "void": [None] * 40}, label="y")
+    assert data.columns == read_data(PLAIN, label="y").columns
+    assert "Column 'void' is dropped: it has no value." in data.notes
+
+
+def test_types_of_arrow_are_read_as_plain_text_and_numbers(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words, numbers = ["u", "v", None, "u"] * 10, [row % 7 + 0.25 for row in range(40)]
+    plain = read_data({**PLAIN, "w": words, "q": numbers}, label="y")
+    texts = [pa.array(words, kind) for kind in (pa.large_string(), pa.string_view(), pa.large_binary())]
+    texts.append(pa.array(words).dictionary_encode())
+    amounts = [pa.array([decimal.Decimal(str(q)) for q in numbers], kind) for kind in
+               (pa.decimal128(10, 2), pa.decimal256(50, 2))]  # fmt: skip
+    amounts += [pa.array(numbers, pa.float64()), pa.array(numbers, pa.float32())]
+    for number, (text, amount) in enumerate(zip(texts, amounts, strict=True)):
+        table = pa.table({**PLAIN, "w": text, "q": amount})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+        for form in (table, str(tmp_path / f"{number}.parquet")):
+            data = read_data(form, label="y")
+            assert data.columns == plain.columns and (data.x == plain.x).all(), (text.type, amount.type)
+    nested = pa.table({**PLAIN, "w": pa.array([{"a": 1}] * 40)})
+    pq.write_table(nested, tmp_path / "nested.parquet")
+    for wrong in (nested, str(tmp_path / "nested.parquet")):
+        with pytest.raises(DataError, match="'w' holds several values in a row"):
+            read_data(wrong, label="y")
 
 
 def test_a_column_whose_library_cannot_hand_it_over_is_a_sentence() -> None:

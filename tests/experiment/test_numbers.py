@@ -22,6 +22,7 @@ from fedloom.experiment.plan.private import PrivateData
 from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.weights import read_card
 from fedloom.methods import registry
+from fedloom.report.formatting import metric
 from tests.exported import predict
 
 OWNERS, ROWS = 3, 40
@@ -264,3 +265,17 @@ def test_the_table_of_methods_is_the_registry_s() -> None:
     said = {name: verdict.strip() for names, verdict, _ in rows for name in re.findall(r"`([\w-]+)`", names)}
     for name, method in registry().items():
         assert said[name].startswith("yes" if "number" in method.tasks else f"no: {method.only_classes}"), name
+
+
+def test_a_comparison_of_numbers_speaks_of_their_unit() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 3))
+    y = 100 * x[:, 0] + 10 * rng.normal(size=240)
+    found = fedloom.compare(
+        ["fedavg", "local"], data=(x, y), clients=3, partition="iid", models="linear", rounds=2, seeds=2
+    )
+    (difference,) = found["differences"]
+    size = metric(abs(difference["mean"]), share=False)
+    assert f"fedavg is on average {size} " in repr(found) and "points" not in repr(found)
+    latex = found.to_latex()
+    assert "{RMSE on the global test set, mean" in latex and "Accuracy" not in latex

@@ -23,7 +23,7 @@ from fedloom.protect.aggregators import Secure
 from fedloom.trees import random as random_trees
 from fedloom.trees.bins import Bins
 from fedloom.trees.exact import MOST_BITS, STEP, gradients
-from tests.methods.tables import federation, models_of_splits, owners, table
+from tests.methods.tables import federation, model, models_of_splits, of_numbers, owners, table
 
 FEDEXTRA = methods.find("fedextra")
 SMALL: dict[str, Any] = {"bins": 16, "depth": 3}
@@ -40,6 +40,37 @@ def trees_of(toy: Any, seed: int = 0, depth: int = 3) -> Any:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_model_is_the_same_however_rows_are_split(classes: int) -> None:
     assert len(models_of_splits(FEDEXTRA, classes, 3, **SMALL)) == 1
+
+
+def numbers(x: np.ndarray, cuts: list[int], seed: int = 0) -> tuple[Any, np.ndarray]:
+    """The owners of standardized numbers, in float32, of which some are far away."""
+    rng = np.random.default_rng(seed)
+    signal = np.nan_to_num(2 * x[:, 0] + x[:, 2]) + 0.2 * rng.standard_normal(len(x))
+    y = (signal / signal.std()).astype(np.float32)
+    y[::40] *= 5
+    return of_numbers(owners(x, np.zeros(len(x), int), cuts), y), y
+
+
+def test_the_model_of_a_number_is_the_same_however_rows_are_split_and_learns() -> None:
+    x, _ = table(400, seed=2)
+    toys = [federation(FEDEXTRA, numbers(x, cuts)[0], depth=4).run(25) for cuts in ([], [100, 200, 205], [1, 2, 5])]
+    assert len({model(toy) for toy in toys}) == 1
+    y = numbers(x, [])[1]
+    found = toys[0].party(0).infer(torch.from_numpy(x))
+    assert found.shape == (400, 1)
+    near = np.abs(y) < 2
+    assert np.sqrt(((found[:, 0].numpy() - y)[near] ** 2).mean()) < 0.6 * y[near].std()
+
+
+def test_leaves_of_a_number_are_means_of_residuals() -> None:
+    x, _ = table(60, seed=3)
+    contexts, y = numbers(x, [20])
+    toy = federation(FEDEXTRA, contexts, rate=0.5, l2=2.0, **SMALL).run(1)
+    trees = steps.trees_of(toy.server.trees)
+    leaf = trees.leaves(steps.layout_of(toy.server.layout).of(x))[0]
+    for node in set(leaf.tolist()):
+        g = np.rint(-y[leaf == node].astype(np.float64) * 1024).sum() / 1024
+        assert trees.value[node, 0] == round(-0.5 * g / ((leaf == node).sum() + 2.0) / STEP)
 
 
 def test_splits_divide_what_is_left_of_a_column() -> None:
@@ -117,6 +148,26 @@ def test_a_row_more_moves_the_sums_by_the_sensitivity_at_most(classes: int) -> N
                 one, other = (exact(toy, 0, trees) for toy in toys)
                 moved.append(float((one - other).double().norm()) / sensitivity(len(scores)))
     assert 0.9 < max(moved) <= 1
+
+
+def test_a_row_with_a_number_moves_the_sums_by_the_sensitivity_at_most() -> None:
+    x, _ = table(40, seed=5)
+    moved = []
+    for strange in STRANGE:
+        more = np.concatenate([x, np.array([strange], np.float32)])
+        for label in (0.0, 1.9, -3e38, np.inf):
+            y = np.append(numbers(x, [])[1], np.float32(label)).astype(np.float32)
+            toys = [
+                federation(FEDEXTRA, of_numbers(owners(a, np.zeros(len(a), int), []), y[: len(a)]), dp=DP, **SMALL)
+                for a in (more, x)
+            ]
+            for seed, size in enumerate((0, 2**21, 2**45)):
+                trees = trees_of(toys[0], seed)
+                scores = torch.from_numpy(np.random.default_rng(seed).integers(-size, size + 1, (1, 41)))
+                toys[0].party(0).scores, toys[1].party(0).scores = scores, scores[:, :40].clone()
+                one, other = (exact(toy, 0, trees) for toy in toys)
+                moved.append(float((one - other).double().norm()) / sensitivity(1, number=True))
+    assert 0.99 < max(moved) <= 1
 
 
 def test_only_counts_of_owners_that_promise_nothing_are_sent() -> None:

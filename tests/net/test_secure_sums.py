@@ -88,7 +88,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.each_time("augfl", "fedboost")
 @pytest.mark.parametrize("method", OTHERS)
 def test_so_have_other_pages(method: str, field: Path) -> None:
-    run = run_of(1, method=method, params=OTHERS[method])
+    run = run_of(method=method, params=OTHERS[method])
     same(at(run, field).summary, execute(run).summary)
 
 

@@ -594,6 +594,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             notes.append(f"Column {column!r} is dropped: it has {reason}. Subtract the same number from them.")
         elif count < 2 and (not count or len(known) == len(kept)):
             table.drop(column, "empty" if not count else "the same in every row")
+            notes += [f"Column {column!r} is dropped: it has no value."] * (not count)
         elif reason:
             table.drop(column, reason)
             notes.append(f"Column {column!r} is dropped: it is {reason}. Name it in data.keep to use it.")

@@ -1,5 +1,6 @@
 """Raw tables, and CSV files read as columns of text."""
 
+import codecs
 import csv
 import io
 import itertools
@@ -135,12 +136,22 @@ def _header(path: Path) -> tuple[list[str], str]:
                 if first.strip() and first.count('"') % 2 == 0:
                     break
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
+        raise DataError(_not_utf8(path, error)) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read as a CSV file ({error}).") from error
     outside = "".join(first.split('"')[::2])
     separator = max(_SEPARATORS, key=outside.count)
     return next(csv.reader(io.StringIO(first.lstrip("\r\n")), delimiter=separator), []), separator
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> str:
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return f"{path} is not text in UTF-8 but in UTF-16. Save it as CSV in UTF-8."
+    byte = error.object[error.start : error.start + 1]
+    shown = f"0x{byte.hex()}, in Windows-1252 {byte.decode('cp1252', errors='replace')!r}"
+    return f"{path} is not text in UTF-8: it has the byte {shown}. Save it as CSV in UTF-8."
 
 
 def _spaced_quotes(names: Sequence[str], found: Any) -> str:
@@ -180,7 +191,7 @@ def _problem(path: Path, separator: str, width: int) -> str:
                         f"{len(row)}; correct that line."
                     )
     except UnicodeDecodeError as error:
-        return f"{path} is not text in UTF-8 ({error}). Save it as CSV in UTF-8."
+        return _not_utf8(path, error)
     except csv.Error as error:
         return f"{path}, line {lines.line_num}, cannot be read as a CSV file ({error}); correct that line."
     return ""

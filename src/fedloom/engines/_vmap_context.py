@@ -60,9 +60,9 @@ def run_vmapped(
         notes: dict[str, Tensor | float] = {}
         cfg, optimizer = parties[0].cfg, network.optimizer
         if numbers and isinstance(cfg, MethodConfig):
-            cfg = cfg.model_copy(update={k: x[me_].float() for k, x in numbers.items()})
+            cfg = cfg.model_copy(update={k: _at(x, me_).float() for k, x in numbers.items()})
         if rates:
-            optimizer = replace(optimizer, **{k: x[me_] for k, x in rates.items()})  # type: ignore[type-var]
+            optimizer = replace(optimizer, **{k: _at(x, me_) for k, x in rates.items()})  # type: ignore[type-var]
         stacked = VmapNetwork(network, dict(zip(network.fields, state, strict=True)), notes, optimizer)
         before = _refill(own[0], own_)
         party = object.__new__(type(parties[0]))

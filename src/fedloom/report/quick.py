@@ -11,7 +11,7 @@ from fedloom.experiment.config.spoken import in_python
 from fedloom.experiment.run.metrics import GLOBAL
 from fedloom.experiment.run.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
-from fedloom.report.results import conclusion, metrics
+from fedloom.report.results import conclusions, metrics
 
 
 def learning(rows: Sequence[Sequence[Any]], s: RunSummary) -> Figure:
@@ -55,7 +55,7 @@ def comparison_card(found: Comparison, verdict: str) -> str:
         shown = fmt.spread(one.mean, one.std_over_seeds, score.share)
         rows.append([m.name, shown, str(len(m.seeds)), fmt.size(m.bytes.sent), fmt.duration(m.seconds)])
     rows += [[name, how, fmt.NONE, fmt.NONE, fmt.NONE] for name, how in found.without_result.items()]
-    lines = [] if found.joint else [conclusion(d) for d in found.differences]
+    lines = [] if found.joint else conclusions(found)
     return html_card(
         verdict, [*lines, *map(in_python, found.remarks)], ["method", score.title, "seeds", "sent", "time"], rows
     )

@@ -166,6 +166,11 @@ def _pairs(found: Comparison, name: Metric, score: Score, differences: Sequence[
     return PageTable(caption, columns, rows)
 
 
+def conclusions(found: Comparison) -> list[str]:
+    """The conclusion that each difference of the main metric supports."""
+    return [conclusion(d, metrics(found)[found.metric].share) for d in found.differences]
+
+
 def conclusion(d: PairedDifference, share: bool = True) -> str:
     """The conclusion that a difference of accuracies supports, or of errors in the label's unit."""
     if d.mean is None:

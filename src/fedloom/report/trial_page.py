@@ -143,7 +143,7 @@ def _some(names: Sequence[str], most: int = 4) -> str:
 
 
 def _cards(result: TrialResult, metric: str) -> PageSection:
-    rows = []
+    rows, calibrated = [], any(card.calibration for card in result.owners.values())
     for name, card in result.owners.items():
         values = (card.alone, card.federated, card.pooled)[: 2 if result.by_columns else 3]
         scores = [shown_score(value, result.metric) for value in values]
@@ -154,6 +154,7 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
                 PageCell(next_step(card, by_columns=result.by_columns)),
                 PageCell(f"{card.rows:,}"),
                 *(PageCell(score) for score in scores),
+                *([PageCell(_calibration(card))] if calibrated else []),
             )
         )
     caption = (
@@ -167,6 +168,11 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             "Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities given the rows "
             "of all owners."
         )
+    if calibrated:
+        caption += (
+            f" Calibration: how far probabilities are from what comes true, alone and "
+            f"{'joint' if result.by_columns else 'federated'}; 0 is perfect."
+        )
     plot = Figure(
         f"Gain in {metric}: {_measured(result)}",
         _forest_plot(result),
@@ -174,12 +180,18 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
         f"gain that is worth it, {_amount(result.worth, 'g', result)}.",
         wide=True,
     )
-    columns = ("people", "decision", "next", "rows", "alone", "joint")
+    people = ("people", "decision", "next", "rows", "alone", "joint")
     owners = ("owner", "decision", "next", "rows", "alone", "federated", "pooled")
-    table = PageTable(caption, columns if result.by_columns else owners, rows, words=3)
+    head = (*(people if result.by_columns else owners), *(["calibration"] if calibrated else []))
+    table = PageTable(caption, head, rows, words=3)
     return PageSection(
         "People" if result.by_columns else "Owners", text=[*result.notes], figures=[plot], tables=[table]
     )
+
+
+def _calibration(card: OwnerCard) -> str:
+    """The calibration error alone and federated."""
+    return " → ".join(f"{error:.3f}" for error in card.calibration) if card.calibration else "–"
 
 
 def _amount(gain: float, form: str, result: TrialResult) -> str:

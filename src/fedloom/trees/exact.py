@@ -18,6 +18,8 @@ MOST_ROWS: Final = 2**27
 _LOWEST: Final = -40.0
 _LOG2_E: Final = 1.4426950408889634
 _LN2: Final = (0.6931471803691238, 1.9082149292705877e-10)  # their sum is ln 2; the first has 21 zero bits at its end
+_MOST: Final = 1022
+_POWERS: Final = np.ldexp(1.0, np.arange(-_MOST, _MOST + 1))
 _INVERSE_FACTORIALS: Final = tuple(1 / n for n in (362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1))
 
 
@@ -41,7 +43,8 @@ def exp(x: np.ndarray) -> np.ndarray:
     for coefficient in _INVERSE_FACTORIALS[1:]:
         y *= r
         y += coefficient
-    return np.ldexp(y, k.astype(np.int32))
+    scaled: np.ndarray = y * _POWERS.take(k.astype(np.int64) + _MOST, mode="clip")
+    return scaled
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
@@ -74,6 +77,13 @@ def gradients(scores: np.ndarray, y: np.ndarray, bits: int) -> tuple[np.ndarray,
     g = np.rint((p - own) * 2.0**bits)
     h = np.maximum(np.rint(p * (1 - p) * 2.0**bits), 1)
     return g.astype(np.int64), h.astype(np.int64)
+
+
+def residuals(scores: np.ndarray, y: np.ndarray, bits: int, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """The first and second derivative (1, n) int64 of half the squared error by the scores (1, n) int64 of standardized
+    numbers y (n,), in steps of 2^-bits; |g| <= most · 2^bits, and h is 2^bits."""
+    g = np.rint((scores * STEP - y.astype(np.float64)).clip(-most, most) * 2.0**bits).astype(np.int64)
+    return g, np.full_like(g, 2**bits)
 
 
 def copies(bins: np.ndarray, y: np.ndarray, tree: int, seed: int) -> np.ndarray:

@@ -19,6 +19,8 @@ FEW: Final = 2**8
 """Nodes of a tree up to which all rows are moved at once."""
 BLOCK: Final = 2**15 - 1
 """Rows whose sums fit one word: see `packed`."""
+CACHED: Final = 2**13
+"""Rows whose numbers stay in the processor's cache."""
 COUNT: Final = 15
 """Bits of a count in a word."""
 _H: Final = COUNT + 13 + MOST_BITS  # bits of a count and a sum of h, below 2^(13 + MOST_BITS)
@@ -273,11 +275,14 @@ def _move_all(
     here = slice(None, np.searchsorted(split, nodes))  # a split node may have no rows
     columns[split[here]] = column[here]
     next_.reshape(nodes, -1)[split[here]] = to[here]
-    at = columns.take(node)
-    at += np.arange(0, bins.size, bins.shape[1])
-    which = node * np.int64(to.shape[1])
-    which += bins.ravel().take(at)
-    node[:] = next_.take(which)
+    begins = np.arange(0, CACHED * bins.shape[1], bins.shape[1])  # of rows in `flat`
+    for first in range(0, len(node), CACHED):
+        own, flat = node[first : first + CACHED], bins[first : first + CACHED].ravel()
+        at = columns.take(own)
+        at += begins[: len(own)]
+        which = own * np.int64(to.shape[1])
+        which += flat.take(at)
+        next_.take(which, out=own, mode="clip")
 
 
 def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedloom.trees import exact
 from fedloom.trees.exact import MOST_BITS, STEP
-from fedloom.trees.histograms import COUNT, packed, unpacked
+from fedloom.trees.histograms import CACHED, COUNT, packed, unpacked
 from fedloom.trees.splits import Criterion, Newton, Squares
 
 FINEST: Final = 20
@@ -31,7 +31,11 @@ class CrossEntropy:
 
     def words(self, scores: np.ndarray, y: np.ndarray) -> np.ndarray:
         """One word (T, n) of each row, of labels y (n,)."""
-        return packed(*exact.gradients(scores, y, self.bits))
+        words = np.empty(scores.shape, np.int64)
+        for first in range(0, len(y), CACHED):
+            some = slice(first, first + CACHED)
+            words[:, some] = packed(*exact.gradients(scores[:, some], y[some], self.bits))
+        return words
 
     def criterion(self, l2: float) -> Criterion:
         """What splits are judged by."""

@@ -1,7 +1,7 @@
 """The coordinator's choice of splits from summed histograms. Floats are compared here only, at one place."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -102,7 +102,30 @@ class Best:
     sums: np.ndarray
 
 
+CELLS: Final = 2**14
+"""Bins whose splits are judged at once, which stay in the processor's cache."""
+
+
 def best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criterion, min_rows: int) -> Best:
+    """The best split of each node, as `_best`, of a few nodes at a time."""
+    ends = layout.widths[columns].sum(1).cumsum()
+    if not len(ends) or ends[-1] <= CELLS:
+        return _best(hist, columns, layout, criterion, min_rows)
+    found, first, cell = [], 0, 0
+    while first < len(ends):
+        last = max(int(np.searchsorted(ends, cell + CELLS, side="right")), first + 1)
+        some = hist[:, cell : ends[last - 1]]
+        found.append(_best(some, columns[first:last], layout, criterion, min_rows))
+        first, cell = last, int(ends[last - 1])
+    return Best(
+        np.concatenate([one.gain for one in found]),
+        np.concatenate([one.column for one in found]),
+        np.concatenate([one.left for one in found]),
+        np.concatenate([one.sums for one in found], axis=1),
+    )
+
+
+def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criterion, min_rows: int) -> Best:
     """The best split of each node.
 
     Missing values go right, or left if that gains more. The words of a category are split in the order of
@@ -117,13 +140,12 @@ def best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criteri
     W, k = columns.shape
     widths = layout.widths[columns].ravel()
     starts = np.cumsum(widths) - widths  # the bin of missing values of each (node, column)
-    first, place = starts[::k], np.arange(hist.shape[1])
-    s = hist.astype(np.float64)  # sums are below 2^53, so they stay exact
-    part = np.repeat(np.arange(W * k), widths)
+    first, size = starts[::k], widths.reshape(W, k).sum(1)
+    s, place, part = hist.copy(), np.arange(hist.shape[1]), np.repeat(np.arange(W * k), widths)
     if (words := np.flatnonzero(layout.category[columns].ravel())).size:
         inside = 1 + np.arange(widths[words].max() - 1)
         cells, real = starts[words, None] + inside, inside < widths[words, None]
-        rank = np.where(real, criterion.rank(s.take(cells, axis=1, mode="clip")), np.inf)
+        rank = np.where(real, criterion.rank(s.take(cells, axis=1, mode="clip").astype(np.float64)), np.inf)
         order = starts[words, None] + 1 + rank.argsort(1, kind="stable")
         place[cells[real]] = order[real]
         s = s.take(place, axis=1)
@@ -131,23 +153,26 @@ def best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criteri
     s[:, starts] = 0
     known = np.add.reduceat(s, starts, axis=1)
     s[:, starts[1:]] = -known[:, :-1]  # so that running sums begin anew
-    left = s.cumsum(1)[:, None]  # (S, ways, cells): the left child after each cell, with missing values right, and left
+    whole = s.cumsum(1)[
+        :, None
+    ]  # (S, ways, cells): the left child after each cell, with missing values right, and left
     if missing.any():
-        left = np.concatenate([left, left + missing.take(part, axis=1)[:, None]], axis=1)
-    total = (known + missing)[:, ::k]
-    node = part // k
-    right = total.take(node, axis=1)[:, None] - left
-    gains = criterion.score(left) + criterion.score(right) - criterion.score(total).take(node)
+        whole = np.concatenate([whole, whole + np.repeat(missing, widths, axis=1)[:, None]], axis=1)
+    total = (known + missing)[:, ::k].astype(np.float64)
+    left = whole.astype(np.float64)  # sums are below 2^53, so they stay exact
+    right = np.repeat(total, size, axis=1)[:, None] - left
+    gains = criterion.score(left) + criterion.score(right) - np.repeat(criterion.score(total), size)
     gains[np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows] = -np.inf
     gains[:, starts] = -np.inf
     tops = np.maximum.reduceat(gains, first, axis=1)
     way, top = tops.argmax(0), tops.max(0)
-    equal = np.flatnonzero(gains[way.take(node), np.arange(len(node))] == top.take(node))
+    of_way = gains[0] if len(gains) == 1 else np.where(np.repeat(way, size), gains[1], gains[0])
+    equal = np.flatnonzero(of_way == np.repeat(top, size))
     at = equal[np.searchsorted(equal, first)]  # the first of each node
     begin = starts[part[at]]  # of the column
     bins = at - begin  # that go left
     cells = np.arange(bins.sum()) + np.repeat(begin + 1 + bins - bins.cumsum(), bins)
     table = np.zeros((W, int(layout.widths.max())), bool)
-    table[node[cells], place[cells] - starts[part[cells]]] = True
+    table[part[cells] // k, place[cells] - starts[part[cells]]] = True
     table[:, 0] = way == 1
-    return Best(top, columns.ravel()[part[at]], table, left[:, way, at].astype(np.int64))
+    return Best(top, columns.ravel()[part[at]], table, whole[:, way, at])

@@ -32,7 +32,7 @@ from fedloom.experiment.trial.decide import decide
 from fedloom.experiment.trial.evidence import evidence
 from fedloom.experiment.trial.folds import FOLDS, by_class, by_unit
 from fedloom.experiment.trial.owners import FARTHEST, FEWEST_ROWS
-from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, card_of, metric_for
+from fedloom.experiment.trial.result import OwnerCard, TrialConfig, TrialResult, calibrations, card_of, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 BOXES = ("logistic", "ridge", "forest", "boosting")
@@ -312,5 +312,5 @@ def _card(
     return card_of(
         one, verdict, metric,
         method=f"{method} on all columns", pooled=None if math.isnan(one.federated) else one.federated,
-        own_weight=None, partners=None, sent=0, received=0,
+        own_weight=None, partners=None, sent=0, received=0, calibration=calibrations(y, alone, joint),
     )  # fmt: skip

@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+import numpy as np
+
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
+from fedloom.core.scores import calibration_error
 from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
 from fedloom.experiment.trial.decide import FEWEST, Decision, OwnerVerdict
@@ -120,6 +123,8 @@ class OwnerCard:
         own_weight: the weight of the owner's own model in the recipe, if owners have weights of their own; else None.
         partners: the partners by models that were trained alone; None if there are too many owners.
         sent, received: bytes of tensor data in a run of the method.
+        calibration: the expected calibration errors alone and federated (0 is perfect), of rows by models that did not
+            see them; None of a number to predict.
     """
 
     decision: Decision
@@ -142,6 +147,15 @@ class OwnerCard:
     partners: Partners | None
     sent: int
     received: int
+    calibration: tuple[float, float] | None = None
+
+
+def calibrations(y: np.ndarray, alone: np.ndarray, federated: np.ndarray) -> tuple[float, float] | None:
+    """The mean calibration errors over C repeats of probabilities (C, n, K) of classes; None of numbers (C, n)."""
+    if alone.ndim < 3 or not len(y):
+        return None
+    one, other = (float(np.mean([calibration_error(y, p) for p in side])) for side in (alone, federated))
+    return one, other
 
 
 def card_of(one: Evidence, verdict: OwnerVerdict, metric: str, **more: Any) -> OwnerCard:

@@ -39,7 +39,7 @@ from fedloom.experiment.trial.folds import Fold, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
-from fedloom.experiment.trial.result import TrialConfig, TrialResult, card_of, metric_for
+from fedloom.experiment.trial.result import TrialConfig, TrialResult, calibrations, card_of, metric_for
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 REPEATS = 3
@@ -412,6 +412,12 @@ class TrialRun:
             )  # fmt: skip
         return found
 
+    def _calibration(self, i: int) -> tuple[float, float] | None:
+        """How far the probabilities of owner i's rows are from what comes true, alone and federated."""
+        rows = self.scored[i]
+        sides = (told(np.stack(kind.chosen)[:, rows]) for kind in (self.alone, self.federated))
+        return calibrations(self.owners.data.y[rows], *sides)
+
     def _partners(self) -> list[Partners | None]:
         """The partners of each owner by the mean of its black boxes; None where they were not trained."""
         names, boxes = self.owners.names, list(self.boxes[0].elsewhere.values())
@@ -486,6 +492,7 @@ class TrialRun:
                 partners=partners[i],
                 sent=ledger.sent(f"{role}-{i}"),
                 received=ledger.received(f"{role}-{i}"),
+                calibration=self._calibration(i),
             )
             for i, (name, one, verdict) in enumerate(zip(names, found, verdicts, strict=True))
         }

@@ -18,30 +18,15 @@ from dataclasses import replace
 from typing import final
 
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedloom.core.fixed_point import threshold
-from fedloom.core.page import (
-    EVERY_LOCAL,
-    EVERY_TASK,
-    LOCAL_STEPS,
-    ClientContext,
-    Federation,
-    Guarantee,
-    LocalSetting,
-    Method,
-    ModelError,
-    Party,
-    Shape,
-    Template,
-    Tree,
-)
+from fedloom.core.page import EVERY_LOCAL, EVERY_TASK, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import steps
-from fedloom.methods.averaging import private, shares
+from fedloom.methods.averaging import private, shares, warm_start
 
 
-class FedAvgConfig(steps.LocalSGDConfig):
-    """Local training as in `LocalSGDConfig`."""
+class FedAvgConfig(shares.PrivateSums, steps.LocalSGDConfig):
+    """Local training as in `LocalSGDConfig`; what `dp` asks of a run is in `averaging/shares.py`."""
 
     personal_head: bool = False
     """Whether the last layer is private to each client (FedPer with alternating updates)."""
@@ -53,25 +38,9 @@ class FedAvgConfig(steps.LocalSGDConfig):
     """Differential privacy of each row: unit (none, rows), sigma (noise multiplier), clip (C), delta (δ)."""
 
     @property
-    def guarantees(self) -> tuple[Guarantee, ...]:
-        """The privacy guarantee of the weights, if `dp` is set."""
-        return shares.guarantees(self) if self.dp.noise == "shares" else private.guarantees(self)
-
-    @property
     def sums_stand_alone(self) -> bool:
         """A client keeps nothing but its personal head, if it has one."""
         return not self.personal_head
-
-    def least_in_sum(self, context: ClientContext) -> int:
-        """As many as the shares of noise are made for."""
-        return threshold(context.parties, context.aggregator.colluders) if self.dp.noise == "shares" else 0
-
-    def refuses_local(self, setting: LocalSetting) -> str:
-        """See `MethodConfig.refuses_local`: with shares of noise the server takes all steps."""
-        summed = self.dp.noise == "shares" and setting in LOCAL_STEPS
-        return (
-            'with params.dp.noise = "shares" the server takes each step, along the sum of gradients' if summed else ""
-        )
 
     @model_validator(mode="after")
     def _check_shares(self) -> "FedAvgConfig":
@@ -100,8 +69,7 @@ class FedAvgClient(Party[FedAvgConfig]):
         if self.cfg.dp.noise == "shares":
             honest = self.cfg.least_in_sum(self.context) - self.context.aggregator.colluders
             return {"gradient": shares.noisy_gradient(self, list(weights), honest, t=t), "rows": self.row_count}
-        train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
-        train(self, t=t)
+        private.train(self, t=t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -123,24 +91,8 @@ class FedAvgServer(Party[FedAvgConfig]):
         names = steps.shared_names(steps.trainable_weights(network), self.cfg.personal_head)
         params = dict(network.named_parameters())
         if self.cfg.warm_start:
-            params = matching(params, dict(self.context.teacher().named_parameters()))
+            params = warm_start.matching(params, dict(self.context.teacher().named_parameters()))
         self.weights = {k: params[k].detach() for k in names}
-
-
-def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """The pretrained weights, if they have the names and shapes of `expected`.
-
-    Raises:
-        ModelError: they differ.
-    """
-    wrong = [k for k in {**expected, **pretrained} if k not in expected or k not in pretrained]
-    wrong += [k for k in expected if k not in wrong and expected[k].shape != pretrained[k].shape]
-    if wrong:
-        raise ModelError(
-            f"params.warm_start needs a pretrained model of the clients' architecture, but {wrong[0]!r} differs: "
-            "set pretrained.model to the network in models.pool, with the same norm"
-        )
-    return pretrained
 
 
 def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:

@@ -120,6 +120,11 @@ def check(party: Party[PrivateTraining]) -> None:
 # -- rows: at the client -------------------------------------------------------------------------------------------
 
 
+def train(party: Party[PrivateTraining], *, t: int) -> None:
+    """Round t's training on the party's own rows, with noise if `dp` is set."""
+    (dp_sgd if party.cfg.dp.unit == "rows" else steps.local_sgd)(party, t=t)
+
+
 def dp_sgd(party: Party[PrivateTraining], *, t: int) -> None:
     """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
     cfg, rows = party.cfg, len(party.data)

@@ -27,8 +27,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.page import Federation, Guarantee, Party, Shape, Template
+from fedloom.core.fixed_point import threshold
+from fedloom.core.page import (
+    LOCAL_STEPS,
+    ClientContext,
+    Federation,
+    Guarantee,
+    LocalSetting,
+    Party,
+    Shape,
+    Template,
+)
 from fedloom.methods import steps
+from fedloom.methods.averaging import private
 from fedloom.methods.averaging.private import AT_ONCE, PrivateTraining
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import charge, draws, or_nothing
@@ -39,6 +50,26 @@ STEPS: Final = 2**12
 """Steps of the grid within the clipping norm."""
 NUMBERS = "private numbers"
 """The note of the count of numbers that a client released."""
+
+
+class PrivateSums:
+    """What `dp` asks of a run, for a config whose page averages weights, or sums gradients with shares of noise."""
+
+    @property
+    def guarantees(self: PrivateTraining) -> tuple[Guarantee, ...]:
+        """The privacy guarantee of the weights, if `dp` is set."""
+        return guarantees(self) if self.dp.noise == "shares" else private.guarantees(self)
+
+    def least_in_sum(self: PrivateTraining, context: ClientContext) -> int:
+        """As many as the shares of noise are made for."""
+        return threshold(context.parties, context.aggregator.colluders) if self.dp.noise == "shares" else 0
+
+    def refuses_local(self: PrivateTraining, setting: LocalSetting) -> str:
+        """See `MethodConfig.refuses_local`: with shares of noise the server takes all steps."""
+        summed = self.dp.noise == "shares" and setting in LOCAL_STEPS
+        return (
+            'with params.dp.noise = "shares" the server takes each step, along the sum of gradients' if summed else ""
+        )
 
 
 def guarantees(cfg: PrivateTraining) -> tuple[Guarantee, ...]:

@@ -57,8 +57,7 @@ class GossipPeer(Party[GossipConfig]):
 
     def update(self, *, t: int) -> None:
         """Train on own rows, with noise if `dp` is set."""
-        train = private.dp_sgd if self.cfg.dp.unit == "rows" else steps.local_sgd
-        train(self, t=t)
+        private.train(self, t=t)
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own shared weights."""

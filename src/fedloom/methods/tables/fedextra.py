@@ -5,14 +5,15 @@ S. Maddock, G. Cormode, T. Wang, C. Maple, S. Jha, "Federated Boosted Decision T
 2022, arXiv 2210.02910, of whose variants this is one with random splits.
 
     agree     the bins of all columns from sums of counts; with `dp` nothing is counted: bins of declared ranges
-    round     T trees at once: 1 for two classes, K for more
+    round     T trees at once: 1 for two classes or a number, K for more
               server   draws complete trees without data
-              owners   g = p - 1[y = k], h = p (1 - p) of their rows, as integers; the sums of both in each leaf, with
-                       `dp` Gaussian noise on them, rounded to integers                               | sums alone
+              owners   g = p - 1[y = k], h = p (1 - p) of their rows, for a number g = score - y, h = 1, as integers;
+                       the sums of both in each leaf, with `dp` Gaussian noise on them, rounded to integers | sums alone
               server   leaves -rate G / (max(H, 0) + l2); owners: scores += leaf
 
 With `dp`: a row is in one leaf of each of the T trees, so it moves the sums of a round by at most Δ = `sensitivity` in
-L2 norm: with |g| <= 1 and h <= 1/4 by sqrt(1 + 1/16) for two classes. Each round is one release of all rows with noise
+L2 norm: with |g| <= 1 and h <= 1/4 by sqrt(1 + 1/16) for two classes, and for a number, whose residuals are clipped to
+`CLIP` s.d., by sqrt(CLIP^2 + 1). Each round is one release of all rows with noise
 of standard deviation σ Δ. The noise hides whether a row is there, so the number of rows is not used.
 
 Whose noise. In a run without secure sums each owner's reply alone has noise σ Δ. With `aggregate.secure = true` the
@@ -24,6 +25,7 @@ Differs:
     The paper's other variants choose splits by noisy histograms; all columns are then paid for at each level.
     Geurts et al. draw `columns` splits and take the best; here one is drawn, so that a tree is one sum.
     The base score is 0, and with `dp` bins are equally wide, as counts would be releases of their own.
+    Clipped residuals are the derivatives of Huber's loss, not of the squared error.
 """
 
 import math
@@ -38,15 +40,19 @@ from torch import Tensor
 
 from fedloom.core.errors import MessageError, MethodError, did_you_mean
 from fedloom.core.fixed_point import threshold
-from fedloom.core.page import ClientContext, Federation, Guarantee, Method, Party, Shape
+from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Guarantee, Method, Party, Shape
 from fedloom.methods.tables import own_models, steps
 from fedloom.methods.tables.fedboost import outputs, outputs_of
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import charge, draws, or_nothing
 from fedloom.trees import random as random_trees
 from fedloom.trees.bins import MOST_BINS, Bins, keys
-from fedloom.trees.exact import MOST_BITS, STEP, gradients
+from fedloom.trees.exact import MOST_BITS, STEP, gradients, residuals
 
+CLIP = 2.0
+"""With `dp` the largest residual of a standardized number."""
+FARTHEST = 1024.0
+"""The same without `dp`, so that sums are exact."""
 NOISE = "leaf noise"
 """The note of the noise multiplier of a round's sums."""
 
@@ -160,18 +166,21 @@ class FedExtraClient(Party[FedExtraConfig]):
         problem = new.problem(len(layout.edges), int(layout.widths.max()))
         if problem or len(new) != T:  # in more trees a row would count more
             raise MessageError(f"a round needs {T} trees, not {len(new)}: {problem}")
-        dp, m = self.cfg.dp, len(new.feature)
+        dp, m, number = self.cfg.dp, len(new.feature), self.context.target is not None
 
         def summed() -> Tensor:
             own = steps.binned(self)
             leaf = new.leaves(own.bins)
-            return torch.from_numpy(
-                np.stack([by_node(leaf, part, m) for part in gradients(self.scores.numpy(), own.y, MOST_BITS)])
-            )
+            scores = self.scores.numpy()
+            if number:
+                derivatives = residuals(scores, own.y, MOST_BITS, FARTHEST if dp is None else CLIP)
+            else:
+                derivatives = gradients(scores, own.y, MOST_BITS)
+            return torch.from_numpy(np.stack([by_node(leaf, part, m) for part in derivatives]))
 
         if dp is None:
             return {"sums": summed()}
-        delta, sigma = sensitivity(T), dp.sigma * share(self.context)
+        delta, sigma = sensitivity(T, number), dp.sigma * share(self.context)
         charge(self, sigma)
         nothing = torch.zeros(2, m, dtype=torch.int64)
         noise = draws(self, NOISE, t).blur(nothing.double(), sigma * delta, delta).round().long()
@@ -179,10 +188,12 @@ class FedExtraClient(Party[FedExtraConfig]):
         return {"sums": or_nothing(self, summed, nothing) + noise}
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K) of rows x (n, F); 0 before the first tree."""
+        """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the first tree."""
         if not len(self.trees["root"]):
             return torch.zeros(len(x), self.context.classes)
-        return own_models.mixed(self, outputs_of(steps.scores(self, x, len(self.scores)), number=False), x)
+        return own_models.mixed(
+            self, outputs_of(steps.scores(self, x, len(self.scores)), self.context.target is not None), x
+        )
 
 
 @final
@@ -231,12 +242,15 @@ def declared(cfg: FedExtraConfig, context: ClientContext) -> dict[str, Any]:
     return steps.layout_tree(Bins(tuple(edges), np.array([bool(words) for words in context.words])))
 
 
-def sensitivity(trees: int) -> float:
+def sensitivity(trees: int, number: bool = False) -> float:
     """Δ, the largest distance in L2 norm that one row moves the sums of a round by, in steps of 2^-MOST_BITS.
 
-    |g| <= 1 for two classes, and the sum of g_k^2 over more is at most 2; each h <= 1/4. Rounding moves each of the 2 T
+    |g| <= 1 for two classes, and the sum of g_k^2 over more is at most 2; each h <= 1/4. Of a number |g| <= `CLIP`
+    and h = 1. Rounding moves each of the 2 T
     numbers by at most one step.
     """
+    if number:
+        return float(2**MOST_BITS * math.sqrt(CLIP**2 + 1))  # both are whole steps: rounding passes neither
     return float(2**MOST_BITS * math.sqrt((1 if trees == 1 else 2) + trees / 16) + math.sqrt(2 * trees))
 
 
@@ -295,7 +309,7 @@ METHODS = (
         paper="P. Geurts et al.: Extremely Randomized Trees, 2006; S. Maddock et al.: Federated Boosted Decision "
         "Trees with Differential Privacy, CCS 2022",
         family="tables",
-        only_classes="its leaves hold gradients of the logistic loss",
+        tasks=EVERY_TASK,
         no_local="trees have no optimizer and count each row once",
         config=FedExtraConfig,
         round=round,
