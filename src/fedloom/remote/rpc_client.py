@@ -313,7 +313,8 @@ class RPCClient:
     def _error(self, error: grpc.aio.AioRpcError) -> CallRefused | _Broken | _Late:
         """The error that the status of a failed attempt stands for."""
         status, name = error.code(), self.address.name
-        code = str(dict(error.trailing_metadata() or ()).get(CODE, "")).replace("-", " ")
+        # a list of its pairs, as gRPC 1.66 does not find the keys that it gives dict()
+        code = str(dict([*(error.trailing_metadata() or ())]).get(CODE, "")).replace("-", " ")
         if code in rpc_errors.CODES:
             refusal = CallRefused(code, printable(error.details() or ""))
             return _Broken(refusal) if code == rpc_errors.BUSY else refusal
