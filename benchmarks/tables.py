@@ -2,6 +2,9 @@
 
 The table has 50 columns: 45 of numbers, four of words and a label of two classes. Each reader is a process of its own;
 its imports are counted. Polars is added if it is installed.
+
+`python -m benchmarks.tables --large 10000000` prints the same of `fedloom stats` on a Parquet file of that many rows of
+ten numbers, a label and ten owners, beside pandas' reading of it: peak memory and what its numbers have as float64.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import numpy as np
 import pyarrow
 from pyarrow import csv, parquet
 
+PART = 1_000_000
+"""Rows of a large table that are made at once."""
 READERS = {
     "pandas": "import pandas; pandas.read_{pandas}({file!r})",
     "Polars": "import polars; polars.read_{polars}({file!r})",
@@ -60,8 +65,37 @@ def measured(code: str) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, int(line.split()[1]) / 1e6
 
 
+LARGE = {
+    "pandas": "import pandas; pandas.read_parquet({file!r})",
+    "fedloom stats": "import sys; sys.argv = ['fedloom', 'stats', {file!r}, '--label', 'label', '--group', 'owner']; "
+    "from fedloom.cli import main; main()",
+}
+"""The code of each reader of a table with many rows."""
+
+
+def large(rows: int) -> None:
+    """Print a row for each reader of a table of ten numbers, a label and ten owners."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, rng = Path(folder) / "large.parquet", np.random.default_rng(0)
+        schema = pyarrow.schema([*((f"x{i}", pyarrow.float64()) for i in range(10)), ("label", pyarrow.int8()),
+                                 ("owner", pyarrow.int8())])  # fmt: skip
+        with parquet.ParquetWriter(file, schema) as writer:
+            for first in range(0, rows, PART):
+                n = min(PART, rows - first)
+                columns = [rng.normal(size=n).round(4) for _ in range(10)]
+                own = [(columns[0] > 0).astype(np.int8), rng.integers(10, size=n, dtype=np.int8)]
+                writer.write_table(pyarrow.table([*columns, *own], schema=schema))
+        size = f"{rows * 80 / 1e9:.2f} GB as float64, a file of {file.stat().st_size / 1e9:.2f} GB"
+        print(f"{rows:,} rows of ten numbers: {size}\n\n| reader | CPU s | peak GB |\n|---|---|---|", flush=True)
+        for name, code in LARGE.items():
+            seconds, memory = measured(code.format(file=str(file)))
+            print(f"| {name} | {seconds:.0f} | {memory:.2f} |", flush=True)
+
+
 def main() -> None:
     """Print a row for each reader and format."""
+    if sys.argv[1:2] == ["--large"]:
+        return large(int(sys.argv[2]))
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     print(f"{rows:,} rows, 50 columns\n")
     print("| reader | CSV, CPU s | CSV, GB | Parquet, CPU s | Parquet, GB |\n|---|---|---|---|---|")

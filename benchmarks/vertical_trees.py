@@ -3,12 +3,19 @@
 Two parties hold half of a table's columns each, 200 people are aligned and labeled, 2,000 are tested, as in
 examples/cases. Seeds 0 to 4 draw the people and the columns anew. It prints the tables of docs/vertical-trees.md:
 methods; people whom the second party lacks; and accuracy and leak by the number of bins.
+
+`python -m benchmarks.vertical_trees --partners` prints CPU seconds and bytes of the forest with 2 to 16 parties that
+hold 64 columns of numbers, a sixteenth of which tell the label, and with 200 and 2,000 aligned people.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,8 +68,31 @@ def runs(data: str, method: str, columns: dict[str, Any], **run: Any) -> dict[st
     return {name: [one[name] for one in each] for name in each[0]}
 
 
+def partners() -> None:
+    """Print a row for each number of parties and of aligned people."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5_000, 64)).round(4)
+    y = (x[:, ::16].sum(1) + rng.normal(size=len(x)) > 0).astype(int)
+    with tempfile.TemporaryDirectory() as home:
+        file = Path(home) / "rows.csv"
+        head = ",".join([*(f"x{c}" for c in range(64)), "label"])
+        np.savetxt(file, np.c_[x, y], delimiter=",", fmt="%g", header=head, comments="")
+        print("| parties | aligned | CPU s | AUC | kB |\n|---|---|---|---|---|", flush=True)
+        for aligned, parties in product((200, 2_000), (2, 4, 8, 16)):
+            data = {"name": str(file), "label": "label", "clients": parties, "test_rows": 2_000}
+            values = {"method": "vertical-forest", "data": data, "columns": {"aligned": aligned, "unaligned": 0},
+                      "evaluate": {"points": 1}}  # fmt: skip
+            run, start = check({"run": values}).run, time.process_time()
+            found = execute(run).summary
+            cells = (f"{time.process_time() - start:.1f}", f"{100 * found['scores']['auc']:.1f}")
+            kilobytes = sum(found["bytes"].values()) / 1000
+            print(f"| {parties} | {aligned:,} |", " | ".join(cells), f"| {kilobytes:,.1f} |", flush=True)
+
+
 def main(*names: str) -> None:
     """Print the tables."""
+    if names == ("--partners",):
+        return partners()
     for data in names:
         print(f"\n{data}\n\n| method | accuracy | AUC | AUC minus `{ALONE}` | kB |\n|---|---|---|---|---|", flush=True)
         alone: dict[str, list[float]] = {}
