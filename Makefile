@@ -46,7 +46,7 @@ build: $(VENV)/.dev ## the sdist, the wheel that is built from it, and the paper
 wheel: ## the tests on the wheels in dist, in an environment without this checkout's code
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip install -q --no-compile -c constraints.txt $(INDEX) \
-	  $$(ls dist/fedloom_papers-*.whl) "$$(ls dist/fedloom-*.whl)[dev]"
+	  $$(ls dist/fedloom-*.whl) "$$(ls dist/fedloom-*.whl)[dev]" $$(ls dist/fedloom_papers-*.whl)
 	build/wheel/bin/python -c 'import fedloom, sys; sys.exit(fedloom.__file__.startswith(f"{sys.prefix}/") is False)'
 	PATH="$(abspath build/wheel/bin):$$PATH" OMP_NUM_THREADS=1 python -m pytest -n 4 --dist worksteal $(TESTS)
 
