@@ -359,7 +359,9 @@ def test_progress_is_a_bar_over_the_rounds_or_a_function(monkeypatch: pytest.Mon
     small: dict[str, Any] = {"clients": 2, "models": "mlp", "rounds": 2, "public_rows": 20}
     fedloom.run("fedmd", progress=lambda status: seen.append(status.round), **small)
     assert seen == [1, 2]
-    bars: list[dict[str, Any]] = []
+    totals, bars = list[Any](), list[dict[str, Any]]()
+    monkeypatch.setattr(Progress, "add_task", lambda self, text, total: totals.append(total))
     monkeypatch.setattr(Progress, "update", lambda self, task, **words: bars.append(words))
     fedloom.compare(["fedmd", "local"], progress=True, **small)
-    assert [bar["total"] for bar in bars] == [4] * 4 and bars[0]["description"].startswith("fedmd seed 0: accuracy ")
+    assert totals == [4] and [bar["advance"] for bar in bars] == [1] * 4
+    assert bars[0]["description"].startswith("fedmd seed 0: accuracy ")

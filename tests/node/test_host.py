@@ -67,7 +67,7 @@ def test_a_refused_call_leaves_its_bytes_nowhere(kind: str, ask: RunRequest) -> 
         answered.append(body)
         return b""
 
-    link._ask = said  # type: ignore[method-assign]
+    link._ask = said
     gc.disable()
     try:
         body = payload.pack({"x": 1}, bytes(1 << 20))

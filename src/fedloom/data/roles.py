@@ -224,7 +224,8 @@ def understand(
         for column in table.values.keys() & named.keys():  # class numbers become their names, or None if missing
             table.values[column] = class_names(table.values[column], named[column])
         kinds = _features(table, options, kept, notes)
-    features = {column: _typed(found, kinds[column])[kept] for column, found in table.values.items()}
+    some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
+    features = {column: _typed(found, kinds[column])[some] for column, found in table.values.items()}
     notes += _copy_notes(features, y[kept], None if groups is None else groups[kept])
     data = [name for name, values in features.items() if _names_value(name, values)]
     if 2 * len(data) > len(features):
