@@ -118,14 +118,14 @@ HEADLINES = {
         rows={
             "rival": {"name": "split learning", "method": "split"},
             "oracle": {"name": "pooled", "method": "pooled"},
-            "alone": {"name": "active party alone", "method": "active-only", "rates": {}},
+            "alone": {"name": "active party alone", "method": "active-only"},
             "method": {
                 "name": "Proto-EVFL",
                 "method": "proto-evfl",
                 "rates": {"lr": (1e-6, 1e-5, 1e-4, 1e-3), "active_lr": (0.001, 0.01)},
             },
             "library": {"name": "Proto-EVFL, rates of the library", "method": "proto-evfl", "rates": {}},
-            "proto-student": {"name": "proto-student", "method": "proto-student", "rates": {}},
+            "proto-student": {"name": "proto-student", "method": "proto-student"},
         },
         beds={f"{aligned} aligned": {"columns": {"aligned": aligned}} for aligned in (30, 60, 120)},
         common={
