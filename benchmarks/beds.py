@@ -46,9 +46,12 @@ HEADLINES = {
             "rival": {"name": "FedMD, τ = 5", "method": "fedmd", "params": {"tau": 5}},
             "oracle": {"name": "pooled", "method": "local", "data": {"clients": 3, "options": {"alpha": 1e6}}},
             "alone": {"name": "Local", "method": "local"},
-            "method": {"name": "FedAL", "method": "fedal"},
+            "method": {
+                "name": "FedAL",
+                "method": "fedal",
+                "rates": {"lr": (0.001, 0.003, 0.006, 0.01), "disc_lr": (0.0001, 0.01)},
+            },
             "FedMD-LF": {"name": "FedMD-LF", "method": "fedmd-lf"},
-            "FedMD, τ = 1": {"name": "FedMD, τ = 1", "method": "fedmd"},
         },
         beds={
             f"α = {alpha:g}, {rows} rows a client": {"data": _distillation(rows, alpha)}
@@ -66,7 +69,7 @@ HEADLINES = {
             },
             "models": {"pool": ["mlp"]},
         },
-        rates={},
+        rates={"lr": (0.0003, 0.0006, 0.001, 0.002, 0.003, 0.006, 0.01, 0.02)},
     ),
     "afind": Headline(
         effect=6.4,  # AFIND+ over Gossip, Table 1, mean of the two pathological columns of CIFAR-10
