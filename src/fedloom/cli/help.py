@@ -19,7 +19,7 @@ def paragraphs(function: Callable[..., object]) -> str:
     return "\n\n".join(" ".join(part.split()) for part in inspect.getdoc(function).split("\n\n"))  # type: ignore[union-attr]
 
 
-class OneCommand(TyperCommand):
+class FitsNarrow(Command):
     """A command whose help fits narrow terminals."""
 
     def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
@@ -30,15 +30,12 @@ class OneCommand(TyperCommand):
             super().format_help(ctx, formatter)
 
 
-class Commands(TyperGroup):
-    """A group of commands whose help fits narrow terminals."""
+class OneCommand(FitsNarrow, TyperCommand):
+    """One command."""
 
-    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Print the help."""
-        if out.width < NARROW:
-            _print_narrow(self, ctx)
-        else:
-            super().format_help(ctx, formatter)
+
+class Commands(FitsNarrow, TyperGroup):
+    """A group of commands."""
 
 
 def _print_narrow(command: Command, context: Context) -> None:
@@ -56,7 +53,7 @@ def _print_narrow(command: Command, context: Context) -> None:
 
 def _sections(command: Command, context: Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The headings of the help, each with names and texts, as markup."""
-    records = {"Arguments": [], "Options": []}  # type: dict[str, list[tuple[str, str]]]
+    records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(context):
         if record := param.get_help_record(context):
             records["Arguments" if param.param_type_name == "argument" else "Options"].append(record)

@@ -210,7 +210,7 @@ def node(
         with lock_folder(cfg.state):
             Budget(cfg.state, cfg.anchor).begin_anchor()
             AuditLog(cfg.state / "audit.jsonl").write("made an anchor", cfg.name)
-        out.print(f"{cfg.anchor} has the number of the newest budget from now on.", soft_wrap=True)
+        out.print(f"{cfg.anchor} has the number of the newest budget from now on.", markup=False, soft_wrap=True)
         return
     if budget:
         for line in privacy_ledger.lines(Budget(cfg.state, cfg.anchor), own):

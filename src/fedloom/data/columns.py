@@ -109,7 +109,7 @@ class RawColumn:
             raise DataError(f"Column {self.name!r} holds several values in a row; give one, or leave the column out.")
         elif self.is_text:
             return _objects(cells)
-        if pa.types.is_integer(cells.type):  # equal numbers share one text: a table of 10^7 rows has few of most
+        if pa.types.is_integer(cells.type):  # equal numbers share one text, for memory's sake
             texts = {None: ""} | {number: str(number) for number in cells.unique().to_pylist() if number is not None}
             return [texts[number] for number in cells.to_pylist()]
         return ["" if word is None else str(word) for word in cells.to_pylist()]
