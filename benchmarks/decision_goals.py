@@ -30,6 +30,7 @@ class Outcome:
         true: the true gain.
         own, all: the power of the best tests by its own rows and by those of all owners: see `benchmarks.decisions`.
         mixed: the true gain of the model of all rows with a weight of the own model for each owner.
+        p_gain: P(gain > 0) as told.
     """
 
     decision: Decision
@@ -40,6 +41,7 @@ class Outcome:
     own: float
     all: float
     mixed: float
+    p_gain: float
 
 
 def line_of(key: Key, owners: Sequence[Outcome]) -> dict[str, Any]:
@@ -70,15 +72,18 @@ def by_design(found: Mapping[Key, Sequence[Outcome]]) -> dict[str, list[Outcome]
 
 
 def table(found: Mapping[Key, Sequence[Outcome]]) -> str:
-    """Decisions by true gain, for each design and for all."""
+    """Decisions by true gain, for each design and for all. Last, what joining by the model of all rows with a weight
+    for each owner costs at most: how many lose more than `WORTH`, and more than half of their own 95 % interval, too.
+    """
     bands = ", ".join(BAND_NAMES)
     lines = [
-        f"| design | owners | by true gain: {bands} | join | same | alone | undecided | mix: < −.01, least |",
+        f"| design | owners | by true gain: {bands} | join | same | alone | undecided | mix: < −.01, < −noise, least |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, owners in by_design(found).items():
         true, mixed = np.array([one.true for one in owners]), np.array([one.mixed for one in owners])
         decision = np.array([one.decision for one in owners])
+        noise = np.array([one.high - one.gain for one in owners])
         inside = [(true > low) & (true <= high) for low, high in BANDS]
         shares = (
             " ".join(f"{(decision[band] == kind).mean():.3f}" if band.any() else "–" for band in inside)
@@ -86,7 +91,7 @@ def table(found: Mapping[Key, Sequence[Outcome]]) -> str:
         )
         lines.append(
             f"| {name} | {len(owners)} | {' '.join(str(band.sum()) for band in inside)} | {' | '.join(shares)} | "
-            f"{(mixed < -WORTH).mean():.3f} {np.nanmin(mixed):+.3f} |"
+            f"{(mixed < -WORTH).mean():.3f} {(mixed < -np.maximum(noise, WORTH)).mean():.3f} {np.nanmin(mixed):+.3f} |"
         )
     return "\n".join(lines)
 

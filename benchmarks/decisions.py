@@ -199,7 +199,7 @@ def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
     true = truth[done - 1]
     own, together = powers(found[done - 1], true)
     numbers = zip(verdicts, true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), strict=True)
-    return [Outcome(v.decision, v.gain, v.low, v.high, *rest) for v, *rest in numbers]
+    return [Outcome(v.decision, v.gain, v.low, v.high, *rest, v.p_gain) for v, *rest in numbers]
 
 
 def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
