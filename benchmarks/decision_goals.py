@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from scipy import stats
@@ -44,12 +44,13 @@ class Outcome:
     p_gain: float
 
 
-def line_of(key: Key, owners: Sequence[Outcome]) -> dict[str, Any]:
+def line_of(key: Key, owners: Sequence[Outcome]) -> str:
     """A federation as a line of an archive; a number that is not known is null."""
     rounded = [
         [x if isinstance(x, str) else round(x, 5) if np.isfinite(x) else None for x in astuple(o)] for o in owners
     ]
-    return {**dict(zip(("score", "design", "seed", "number"), key, strict=True)), "owners": rounded}
+    line = {**dict(zip(("score", "design", "seed", "number"), key, strict=True)), "owners": rounded}
+    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def read(files: Sequence[Path]) -> dict[Key, list[Outcome]]:

@@ -21,7 +21,6 @@ the limit is within it, and otherwise met so far if the rate is. Owners of one f
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -364,7 +363,7 @@ def main() -> None:
                 known[key] = simulate(design, score, args.seed, n)
                 if args.out:
                     with args.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line_of(key, known[key])) + "\n")
+                        file.write(line_of(key, known[key]))
     for score in dict.fromkeys(key[0] for key in known):
         found = {key: outcomes for key, outcomes in known.items() if key[0] == score}
         seeds = ", ".join(str(seed) for seed in sorted({key[2] for key in found}))
