@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import decisions
 from benchmarks.decision_goals import Outcome, at_most, goals, line_of, read, table
 from benchmarks.decisions import DESIGNS, expected, labels, simulate
 
@@ -48,3 +49,11 @@ def test_goals_are_met_by_the_upper_limit_of_a_rate() -> None:
     assert "8 of 208 (≤ 0.074), **not met**" in text and "1 of 5 (≤ 0.716), **not met**" in text
     assert "1.00 of 4, best 0.90, met" in text and "0.00 of 1, best 0.90, **not met**" in text
     assert "208 0 1 4" in table({("auc", "one small", 0, 0): owners})
+
+
+def test_the_page_has_the_tables_of_the_archive() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "results" / "trial.md").read_text(encoding="utf-8")
+    known = read([Path(decisions.__file__).parent / "archive" / "decisions.jsonl"])
+    for score in {key[0] for key in known}:
+        found = {key: owners for key, owners in known.items() if key[0] == score}
+        assert table(found) in page and goals(found) in page
