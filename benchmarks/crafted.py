@@ -14,8 +14,8 @@ would be asked, and is measured beside what the same attacker gets without it.
     classes     fedproto: rows of a class that one node alone has, from its part of a sum.
     sums        fedglm: rows from sums over all owners, by coefficients that split the rows at a value of a column: the
                 gradients of two questions differ by the rows between their values.
-    trees       fedboost: rows from sums over all owners, by bins of one or two values and by trees of which most leaves
-                have one row.
+    trees       fedboost: rows from sums over all owners, by bins of two values and trees of which most leaves have one
+                row; and by as many bins and levels as the run has.
     models      membership in the training rows by the confidence of an exported model.
     checkpoints a thief of the coordinator's checkpoints: membership by the newest one, and by the last two.
 """
@@ -428,7 +428,28 @@ def from_trees(seed: int) -> Iterator[Line]:
                 common = [a & b for a, b in zip(one, other, strict=True)]
                 if all(common):
                     found.append(np.array([own[min(key)] for own, key in zip(numbers, common, strict=True)]))
-    yield "fedboost", "bins of two values, trees of single rows, 8 rounds", "rows", near(found), 0.0
+    yield "fedboost", "bins of two values, leaves of one row, 8 rounds", "rows", near(found), 0.0
+    owners, rng = Owners(seed), np.random.default_rng(seed)
+    ends = [np.arange(owners.cfg.bins - 1) * len(own) // (owners.cfg.bins - 1) for own in values]
+    edges = tuple(own[np.unique(places[places > 0])] for own, places in zip(values, ends, strict=True))
+    layout, every = Bins(edges, np.zeros(len(edges), bool)), list[np.ndarray]()
+    for _ in range(100):
+        trunk, *others = rng.choice(order[: len(order) // 2], 3, replace=False)
+        width = np.arange(layout.widths.max())
+        levels = [(int(trunk), width * 8 // len(width) >> k & 1 == 0) for k in range(3)]
+        levels += [(int(column), width == rng.integers(1, len(width))) for column in others]
+        every += owners.alone(layout, levels)
+    known = {tuple(bins.tolist()) for bins in every}
+    guesses = [
+        np.array([
+            np.median([number[key] for key in keys_])
+            for number, keys_ in zip(numbers, candidates(layout, np.array(bins)), strict=True)
+        ])
+        for bins in known
+    ]  # fmt: skip
+    yield "fedboost", "the run's bins and levels, leaves of one row, 100 rounds", "rows", near(guesses), 0.0
+    whole = np.mean([tuple(bins) in known for bins in layout.of(rows).tolist()])
+    yield "fedboost", "the same", "the 64 bins of a row's values", float(whole), 0.0
 
 
 def known_by(scores: Tensor, members: int) -> float:

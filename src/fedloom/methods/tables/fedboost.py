@@ -107,7 +107,7 @@ class FedBoostClient(Party[FedBoostConfig]):
 
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins and the trees that this owner lacks."""
-        self.layout = layout or self.layout
+        steps.take_layout(self, layout)
         news = steps.catch_up(self, first, trees)
         self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
 
