@@ -80,6 +80,7 @@ def costs(source: Path, rounds: int) -> dict[str, Cost | None]:
         nodes = [subprocess.Popen(words, cwd=folder, env=env, stdout=nowhere, stderr=nowhere) for words in asked]
         pids = [node.pid for node in nodes]
         try:
+            run(folder, env, "fedavg", [], 1, pids)  # the nodes have started
             for kind, (method, spellings) in KINDS.items():
                 found[kind] = None
                 for settings in spellings:
