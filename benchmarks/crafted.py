@@ -8,6 +8,7 @@ would be asked, and is measured beside what the same attacker gets without it.
     hijack      split learning: the coordinator sends gradients that make a party's network like one of its own, whose
                 inverse it has (D. Pasquini, G. Ateniese, M. Bernaschi, "Unleashing the Tiger", CCS 2021). Here it knows
                 its own columns of each person as well, as it does in a run.
+    tops        fedhssl: as a mean of tops the coordinator sends encoders of its own, whose embeddings are the columns.
     gradients   AFIND+: a peer asks at weights of its own, where a row alone makes a neuron active, so that the quotient
                 of two gradients is that row (L. Fowl et al., "Robbing the Fed", ICLR 2022).
     time        whether the CPU time of a call with DP-SGD tells that rows are in a region.
@@ -52,6 +53,7 @@ from fedloom.methods import steps
 from fedloom.methods.tables import newton
 from fedloom.methods.tables import steps as table_steps
 from fedloom.methods.tables.fedglm import rows_of
+from fedloom.methods.vertical.fedhssl import TOP
 from fedloom.methods.vertical.steps import batch_indices
 from fedloom.protect.leaks import explained
 from fedloom.trees import bins as binning
@@ -200,6 +202,35 @@ def told_by(own: Tensor, rows: Tensor, own_known: Tensor, known: Tensor) -> floa
     square, with_rows = a.T @ a, a.T @ known.double()
     penalties = [x * torch.eye(len(square)).double() for x in (0.1, 1, 10, 100, 1000)]
     return max(of_variance(b @ torch.linalg.solve(square + one, with_rows), rows, known) for one in penalties)
+
+
+def crafted_tops(seed: int) -> Iterator[Line]:
+    """Columns of the first batch, from embeddings of encoders that the coordinator has sent as a mean of tops: their
+    hidden numbers are each column and its negative. Beside it, a linear probe as in `first_embeddings`."""
+    kind = {"method": "fedhssl", "rounds": 6, "seed": seed, "data": {"name": "breast_cancer"}}
+    plan = build(check({"run": {**kind, "models": {"pool": ["mlp"]}}}).run)
+    context = plan.contexts[1]
+    party: Any = plan.method.party_at(plan.server_context)(plan.cfg, context)
+    rows, known = context.data.every[: context.aligned].flatten(1), context.data.every[context.aligned :].flatten(1)
+    x, honest = (
+        context.aligned_batch(0, 0, size=party.cfg.batch_size).flatten(1),
+        party.embed(number=0, step=0).detach(),
+    )
+    top, p = {name: party.params[name] for name in party.part(TOP)}, rows.shape[1]
+    for name, w in party.params.items():
+        if ".body." in name:
+            made = torch.zeros_like(w)
+            if w.dim() == 2 and name.endswith("head.weight"):
+                made[:p, :p], made[:p, p : 2 * p] = torch.eye(p), -torch.eye(p)
+            elif w.dim() == 2:
+                made[:p], made[p : 2 * p] = torch.eye(p), -torch.eye(p)
+            top[name] = made
+    with contextlib.suppress(MessageError):
+        party.share(top=top)
+    sent, half = party.embed(number=0, step=0).detach()[:, :p], len(x) // 2
+    found = of_variance(sent - sent.mean(0) + known.mean(0), x, known)
+    probe = explained(honest[half:], x[half:], (honest[:half], x[:half]))
+    yield "fedhssl", "encoders in place of tops (breast cancer)", "columns", found, max(0.0, probe)
 
 
 # -- AFIND+ --------------------------------------------------------------------------------------------------------
@@ -515,6 +546,7 @@ def stolen(seed: int) -> Iterator[Line]:
 ATTACKS = {
     "embeddings": first_embeddings,
     "hijack": hijack,
+    "tops": crafted_tops,
     "gradients": chosen_point,
     "time": by_time,
     "classes": alone,
