@@ -1,4 +1,4 @@
-"""What an exchange costs in two versions: `python -m benchmarks.exchange_costs SOURCE SOURCE [ROUNDS]`.
+"""What an exchange costs in two versions: `python -m benchmarks.exchange_costs SOURCE SOURCE [ROUNDS [KINDS…]]`.
 
 A source is the `src` folder of a checkout, such as one of `git worktree add /tmp/before 7afc998`. Three nodes and a
 coordinator are processes of that version, with certificates, on digits with an MLP. Of each kind of run there is one
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -61,7 +62,7 @@ def run(folder: Path, env: dict[str, str], method: str, settings: list[str], rou
     return (1e3 * (cpu(pids) - before), 1e3 * (used.ru_utime + used.ru_stime), bytes_ / 1e3, wire / 1e3)
 
 
-def costs(source: Path, rounds: int) -> dict[str, Cost | None]:
+def costs(source: Path, rounds: int, kinds: Sequence[str]) -> dict[str, Cost | None]:
     """The cost of a round of each kind of run; None where this version refuses it."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source), "COLUMNS": "200"}
     fedloom = [sys.executable, "-m", "fedloom"]
@@ -81,8 +82,8 @@ def costs(source: Path, rounds: int) -> dict[str, Cost | None]:
         pids = [node.pid for node in nodes]
         try:
             run(folder, env, "fedavg", [], 1, pids)  # the nodes have started
-            for kind, (method, spellings) in KINDS.items():
-                found[kind] = None
+            for kind in kinds:
+                (method, spellings), found[kind] = KINDS[kind], None
                 for settings in spellings:
                     try:
                         short = run(folder, env, method, settings, SHORT, pids)
@@ -101,13 +102,13 @@ def costs(source: Path, rounds: int) -> dict[str, Cost | None]:
     return found
 
 
-def main(before: str, after: str, rounds: int = 40) -> None:
+def main(before: str, after: str, rounds: str = "40", *kinds: str) -> None:
     """Print a line for each kind of run."""
     load = os.getloadavg()[0]
-    old, new = costs(Path(before).resolve(), rounds), costs(Path(after).resolve(), rounds)
+    old, new = (costs(Path(source).resolve(), int(rounds), kinds or [*KINDS]) for source in (before, after))
     print(f"load {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end; {rounds} rounds\n")
     print("| a round of | CPU ms, nodes | coordinator | ratio of both | kB | on the wire |\n|---|---|---|---|---|---|")
-    for kind in KINDS:
+    for kind in old:
         one, two = old[kind], new[kind]
         columns = [
             " → ".join(f"{cost[k]:.{digits}f}" if cost else "–" for cost in (one, two))
@@ -118,4 +119,4 @@ def main(before: str, after: str, rounds: int = 40) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:4]))
+    main(*sys.argv[1:])

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
+from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method, MethodConfig
 from fedloom.core.party import Party, answers_nothing
 from fedloom.experiment.config.run import RunConfig
@@ -135,7 +136,17 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         yield "Privacy: no ε. What is sent is computed from rows, and may reveal rows."
     for number in weaknesses(run, method, cfg):
         yield f"Weakness {number}: {WEAKNESSES[number]}."
-    yield f"Settings: {json.dumps(cfg.model_dump(mode='json'), sort_keys=True)}"
+    usual = _usual(method)
+    other = {name: value for name, value in cfg.model_dump(mode="json").items() if (name, value) not in usual}
+    yield f"Settings: those of the method{', but ' + json.dumps(other, sort_keys=True) if other else ''}."
+
+
+def _usual(method: Method) -> list[tuple[str, Any]]:
+    """The settings of a method where a run has no others; none where it must have some."""
+    try:
+        return [*method.configure().model_dump(mode="json").items()]
+    except ConfigError:
+        return []
 
 
 def _replies(method: Method, names: tuple[str, ...]) -> list[str]:
