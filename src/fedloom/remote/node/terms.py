@@ -28,6 +28,7 @@ WEAKNESSES: Final = {
     "W5": "the coordinator learns of each of its ids whether it is here",
     "W6": "the time that a call takes is not covered by ε",
     "W7": "classes or cells of few rows are seen in what is sent, also in a sum",
+    "W8": "each owner has a column or an effect, so sums tell those of this node alone",
 }
 """By number, as in docs/results/leaks.md."""
 _BY_CLASS: Final = (
@@ -104,6 +105,7 @@ def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
         "W5": run.columns.private,
         "W6": cfg.promises,
         "W7": method.name in _BY_CLASS and not cfg.promises,
+        "W8": secure and not cfg.rows_add_up,
     }
     return [number for number, there in found.items() if there]
 
