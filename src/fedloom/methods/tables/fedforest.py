@@ -124,7 +124,7 @@ class FedForestClient(Party[FedForestConfig]):
 
     def learn(self, *, trees: Any) -> None:
         """Add the grown trees to the model."""
-        self.trees = steps.extended(self.trees, steps.trees_of(trees))
+        self.trees = steps.extended(self.trees, steps.checked(self, trees))
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K) of rows x (n, ...), logarithms of probabilities, or standardized numbers (n, 1); 0 before the

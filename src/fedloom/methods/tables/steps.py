@@ -367,15 +367,26 @@ def catch_up(party: TreesParty, first: int, trees: Mapping[str, Tensor]) -> Tree
     Raises:
         MessageError: they cannot predict. It is found without rows, as work that failed by rows would tell of them.
     """
+    if not 0 <= first <= len(party.trees["root"]) and len(trees["root"]):
+        raise MessageError("new trees follow those that are here")
+    news = checked(party, trees).after(len(party.trees["root"]) - first)
+    if len(news):
+        party.trees = extended(party.trees, news)
+    return news
+
+
+def checked(party: TreesParty, trees: Mapping[str, Tensor]) -> Trees:
+    """The trees of a message.
+
+    Raises:
+        MessageError: they cannot predict over the party's bins.
+    """
     news = trees_of(trees)
     if len(news):
         values, layout = party.trees["value"].shape[1], layout_of(party.layout)
         problem = news.problem(len(layout.edges), int(layout.widths.max()))
-        if problem or news.value.shape[1] != values or not 0 <= first <= len(party.trees["root"]):
-            raise MessageError(f"new trees follow those that are here, with {values} values a leaf: {problem}")
-    news = news.after(len(party.trees["root"]) - first)
-    if len(news):
-        party.trees = extended(party.trees, news)
+        if problem or news.value.shape[1] != values:
+            raise MessageError(f"new trees have {values} values a leaf: {problem}")
     return news
 
 
