@@ -317,11 +317,14 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
 
     try:
         table = pq.ParquetFile(path).read()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+    try:
         about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
         told = about.get("info", {}).get("features", {}).items()
         features: dict[str, Any] = {plain_name(c): kind for c, kind in told if isinstance(kind, dict)}
-    except (OSError, ValueError, RecursionError, AttributeError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise DataError(f"{path}: its metadata 'huggingface' cannot be read; write the file without them.") from error
     table = table.rename_columns([plain_name(column) for column in table.column_names])
     refuse_names(table.column_names, str(path))
     images, named = [], {}
