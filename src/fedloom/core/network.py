@@ -16,6 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+try:
+    from torch.autograd.graph import _engine_run_backward
+except ImportError:  # another torch
+    _engine_run_backward = None  # type: ignore[assignment]
+
 from fedloom.core._layout import ALIGNMENT, fast_format, flattened, layout, lent, places, unflatten
 from fedloom.core.context import Batches
 from fedloom.core.errors import ModelError, StateError
@@ -81,6 +86,9 @@ class Network:
         self._keeper: Keep | None = None
         self._before: Tensor | None = None
         self.in_loss = False
+        every_module = list(module.modules())
+        plain = all(type(m).train is nn.Module.train for m in every_module)
+        self._modes = [vars(m) for m in every_module] if plain else []
         self._has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         module.train()
 
@@ -266,8 +274,7 @@ class Network:
         _, outputs, moved = self._pass(x)
         if gradient.shape != outputs.shape:
             raise ValueError(f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}")
-        # The gradients of outputs.backward(gradient), which imports SymPy: half a second in each process.
-        self._step((outputs * gradient.detach()).sum())
+        self._step(outputs, gradient.detach())
         copy_state(self._buffers, moved, "buffers")
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -303,11 +310,11 @@ class Network:
         for owner, key, name in self.owners:
             owner[key] = buffers[name]
 
-    def _step(self, value: Tensor) -> None:
-        """One optimizer step along the gradient of `value` ()."""
+    def _step(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """One optimizer step along the gradient of a scalar, or along that of `outputs` times a `gradient`."""
         self._keep()
         self._sent = None
-        value.backward()  # type: ignore[no-untyped-call]
+        _backward(outputs, gradient)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for p in self.parameters.values():
             p.grad = None
@@ -332,7 +339,11 @@ class Network:
         return x.contiguous(memory_format=self.format) if x.dim() == 4 else x
 
     def _mode(self, training: bool) -> None:
-        if self.module.training != training:
+        if self.module.training == training:
+            return
+        for values in self._modes:  # as `train` does, whose checks of each attribute take longer than a small pass
+            values["training"] = training
+        if not self._modes:
             self.module.train(training)
 
     # -- state -----------------------------------------------------------------------------------
@@ -419,6 +430,17 @@ def of_the_batch(module: nn.Module) -> Iterator[None]:
     finally:
         for m, (mean, var) in zip(norms, own, strict=True):
             m._buffers["running_mean"], m._buffers["running_var"] = mean, var
+
+
+def _backward(outputs: Tensor, gradient: Tensor | None) -> None:
+    """As `outputs.backward(gradient)`, which imports SymPy where there is a gradient, half a second in each process,
+    and checks shapes by it at each call."""
+    if gradient is None:
+        outputs.backward()  # type: ignore[no-untyped-call]
+    elif _engine_run_backward is None:
+        (outputs * gradient).sum().backward()
+    else:
+        _engine_run_backward((outputs,), (gradient.to(outputs.dtype),), False, False, (), True, accumulate_grad=True)
 
 
 @lru_cache(maxsize=8)
