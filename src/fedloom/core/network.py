@@ -63,6 +63,7 @@ class Network:
                 "call .float() and .to(device) on it first"
             )
         self.parameters = parameters
+        self._places = list(places(module, parameters))
         self.format = fast_format(module, next(iter(parameters.values())))
         first = {k: p.detach().clone() for k, p in parameters.items()}
         flat = torch.cat([p.reshape(-1) for p in first.values()])
@@ -89,6 +90,7 @@ class Network:
         every_module = list(module.modules())
         plain = all(type(m).train is nn.Module.train for m in every_module)
         self._modes = [vars(m) for m in every_module] if plain else []
+        self._has_group_norm = any(isinstance(m, nn.GroupNorm) for m in every_module)
         self._has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         module.train()
 
@@ -214,7 +216,7 @@ class Network:
         at = {k: _formatted(weights[k], self.format).detach().requires_grad_() for k in self.parameters}
         self._at = at
         try:
-            with lent(list(places(self.module, self.parameters)), at):
+            with lent(self._places, at):
                 value = self._value(loss, batch)
             grads = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
         finally:
@@ -223,7 +225,7 @@ class Network:
 
     def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]) -> dict[str, Tensor]:
         """Per-row gradients (B, ...) of `loss` by name; no step."""
-        where = list(places(self.module, {k: self.parameters[k] for k in of}))
+        where = [place for place in self._places if place[2] in of]
 
         def row_loss(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
             with lent(where, params):
@@ -244,11 +246,12 @@ class Network:
         torch 2.13 crashes in a GroupNorm of channels-last images if the gradient of its weights is needed but not that
         of its input.
         """
+        if self.format != torch.channels_last or not self._has_group_norm:
+            return []
         every = list(self.parameters)
         first = next((k for k in every if k in names), every[0])
         owner = self.module.get_submodule(first.rpartition(".")[0])
-        crashes = self.format == torch.channels_last and isinstance(owner, nn.GroupNorm) and first != every[0]
-        return every[:1] if crashes else []
+        return every[:1] if isinstance(owner, nn.GroupNorm) and first != every[0] else []
 
     @contextlib.contextmanager
     def _learning(self, names: Collection[str]) -> Iterator[None]:
