@@ -47,6 +47,7 @@ SHELL = [
     ("run fedal --seed -1", "seed: must be greater than or equal to 0, not -1"),
     ("run fedal --seed 1.5", "Invalid value for '--seed'"),
     ("run fedal --rounds 1e3", "Invalid value for '--rounds'"),
+    ("compare fedmd fedmd --plan", "two runs are called 'fedmd-seed0'"),
     ("run fedal --workers 0", "Invalid value for '--workers'"),
     ("run fedal -s params.lr=fast", "params.lr: must be a number, not 'fast'"),
     ("run fedal -s params.lr=-0.1", "params.lr: must be greater than 0, not -0.1"),
