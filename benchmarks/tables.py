@@ -3,8 +3,9 @@
 The table has 50 columns: 45 of numbers, four of words and a label of two classes. Each reader is a process of its own;
 its imports are counted. Polars is added if it is installed.
 
-`python -m benchmarks.tables --large 10000000` prints the same of `fedloom stats` on a Parquet file of that many rows of
-ten numbers, a label and ten owners, beside pandas' reading of it: peak memory and what its numbers have as float64.
+`python -m benchmarks.tables --large 10000000` prints the same of `fedloom stats` on a CSV and a Parquet file of that
+many rows of ten numbers, a label and ten owners, beside pandas' reading of them and `fedloom stats` on a few rows:
+peak memory, and what the numbers have as float64.
 """
 
 from __future__ import annotations
@@ -65,31 +66,44 @@ def measured(code: str) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, int(line.split()[1]) / 1e6
 
 
-LARGE = {
-    "pandas": "import pandas; pandas.read_parquet({file!r})",
-    "fedloom stats": "import sys; sys.argv = ['fedloom', 'stats', {file!r}, '--label', 'label', '--group', 'owner']; "
-    "from fedloom.cli import main; main()",
-}
-"""The code of each reader of a table with many rows."""
+STATS = (
+    "import sys; sys.argv = ['fedloom', 'stats', {file!r}, '--label', 'label', '--group', 'owner']; "
+    "from fedloom.cli import main; main()"
+)
+
+
+def write_large(folder: Path, rows: int) -> dict[str, Path]:
+    """A table of ten numbers, a label and ten owners as CSV and as Parquet, by format."""
+    rng = np.random.default_rng(0)
+    names = [*(f"x{i}" for i in range(10)), "label", "owner"]
+    schema = pyarrow.schema(zip(names, [pyarrow.float64()] * 10 + [pyarrow.int8()] * 2, strict=True))
+    files = {kind: folder / f"{rows}.{kind}" for kind in ("csv", "parquet")}
+    with csv.CSVWriter(files["csv"], schema) as text, parquet.ParquetWriter(files["parquet"], schema) as binary:
+        for first in range(0, rows, PART):
+            n = min(PART, rows - first)
+            columns = [rng.normal(size=n).round(4) for _ in range(10)]
+            own = [(columns[0] > 0).astype(np.int8), rng.integers(10, size=n, dtype=np.int8)]
+            part = pyarrow.table([*columns, *own], schema=schema)
+            text.write_table(part)
+            binary.write_table(part)
+    return files
 
 
 def large(rows: int) -> None:
-    """Print a row for each reader of a table of ten numbers, a label and ten owners."""
+    """Print a row for each reader of a large table and format."""
     with tempfile.TemporaryDirectory() as folder:
-        file, rng = Path(folder) / "large.parquet", np.random.default_rng(0)
-        schema = pyarrow.schema([*((f"x{i}", pyarrow.float64()) for i in range(10)), ("label", pyarrow.int8()),
-                                 ("owner", pyarrow.int8())])  # fmt: skip
-        with parquet.ParquetWriter(file, schema) as writer:
-            for first in range(0, rows, PART):
-                n = min(PART, rows - first)
-                columns = [rng.normal(size=n).round(4) for _ in range(10)]
-                own = [(columns[0] > 0).astype(np.int8), rng.integers(10, size=n, dtype=np.int8)]
-                writer.write_table(pyarrow.table([*columns, *own], schema=schema))
-        size = f"{rows * 80 / 1e9:.2f} GB as float64, a file of {file.stat().st_size / 1e9:.2f} GB"
-        print(f"{rows:,} rows of ten numbers: {size}\n\n| reader | CPU s | peak GB |\n|---|---|---|", flush=True)
-        for name, code in LARGE.items():
-            seconds, memory = measured(code.format(file=str(file)))
-            print(f"| {name} | {seconds:.0f} | {memory:.2f} |", flush=True)
+        files, few = write_large(Path(folder), rows), write_large(Path(folder), 1000)
+        sizes = ", ".join(f"{kind} {file.stat().st_size / 1e9:.2f} GB" for kind, file in files.items())
+        print(f"{rows:,} rows of ten numbers: {rows * 80 / 1e9:.2f} GB as float64; files: {sizes}\n", flush=True)
+        print("| reader | CSV, CPU s | CSV, peak GB | Parquet, CPU s | Parquet, peak GB |\n|---|---|---|---|---|")
+        pandas = {kind: f"import pandas; pandas.read_{kind}({str(file)!r})" for kind, file in files.items()}
+        stats = {kind: STATS.format(file=str(file)) for kind, file in files.items()}
+        start = {kind: STATS.format(file=str(file)) for kind, file in few.items()}
+        for name, codes in {"pandas": pandas, "stats": stats, "stats, 1,000 rows": start}.items():
+            cells = [measured(code) for code in codes.values()]
+            print(
+                f"| {name} |", " | ".join(f"{seconds:.0f} | {memory:.2f}" for seconds, memory in cells), "|", flush=True
+            )
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ exactly as written, and starts in a twentieth of a second. Polars would do the s
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.grammar import BOOLEANS, NUMBER, PLAIN, Grammar, is_number, plain_name
+from fedloom.data.grammar import BOOLEANS, NUMBER, PLAIN, Grammar, in_order, is_number, plain_name
 
 Table: TypeAlias = Any
 """A mapping of column names to values, or a pandas, Polars or Arrow table."""
@@ -21,15 +21,27 @@ _WHOLE = 2.0**53
 
 
 @dataclass(frozen=True, eq=False)
+class OnDisk:
+    """The text of a large file's column whose cells are numbers or gaps: only its numbers are in memory."""
+
+    read: Callable[[], Any]
+    """Reads the cells, as text without the spaces around it."""
+    padded: str | None = None
+    """See `RawColumn.padded`; None if it is not known."""
+    missing_words: Mapping[str, int] | None = None
+    """See `RawColumn.missing_words`; None if they are not known."""
+
+
+@dataclass(frozen=True, eq=False)
 class RawColumn:
     """A column's cells, and the two ways to read them: as text exactly as written, and as a typed feature."""
 
     name: str
-    cells: Any
-    """A `pyarrow.ChunkedArray` of n texts without the spaces around them, or of numbers, booleans, times or lists."""
+    held: Any
+    """The cells as a `pyarrow.ChunkedArray`, or `OnDisk`."""
     grammar: Grammar = PLAIN
     parsed: np.ndarray | None = None
-    """(n,) float64 of text whose cells are all numbers, if `of` found them; then no cell is missing."""
+    """(n,) float64, NaN for a gap, of cells that are all numbers or gaps, if it is known already."""
 
     @classmethod
     def of(cls, name: str, values: Any, grammar: Grammar = PLAIN) -> "RawColumn":
@@ -40,42 +52,58 @@ class RawColumn:
         """
         if isinstance(values, RawColumn):
             return values
-        cells = _without(_plain(name, _cells(name, values)), grammar)
-        parsed = _parsed(cells, grammar)
-        return cls(name, cells if parsed is not None else _stripped(cells), grammar, parsed)
+        import pyarrow as pa
+
+        cells = _plain(name, _cells(name, values))
+        if pa.types.is_floating(cells.type):
+            return column_of_floats(name, numbers_in(cells), grammar)
+        cells = _without(cells, grammar)
+        found = _parsed(cells, grammar)
+        return cls(name, cells if found is not None else _stripped(cells), grammar, found)
 
     def __len__(self) -> int:
-        return len(self.cells)
+        return len(self.cells if self.parsed is None else self.parsed)
+
+    @property
+    def cells(self) -> Any:
+        """A `pyarrow.ChunkedArray` of n texts without the spaces around them, or numbers, booleans, times or lists."""
+        return self.held.read() if isinstance(self.held, OnDisk) else self.held
+
+    @cached_property
+    def _type(self) -> Any:
+        import pyarrow as pa
+
+        return pa.large_string() if isinstance(self.held, OnDisk) else self.held.type
 
     @cached_property
     def several(self) -> bool:
         """Whether a cell may hold several values."""
         import pyarrow as pa
 
-        return bool(pa.types.is_nested(self.cells.type))
+        return bool(pa.types.is_nested(self._type))
 
     @cached_property
     def is_text(self) -> bool:
         """Whether the door gave text, whose type its words decide."""
         import pyarrow as pa
 
-        return bool(pa.types.is_large_string(self.cells.type))
+        return bool(pa.types.is_large_string(self._type))
 
     @cached_property
     def is_time(self) -> bool:
         """Whether the door gave dates or times."""
         import pyarrow as pa
 
-        return bool(pa.types.is_temporal(self.cells.type) and not pa.types.is_duration(self.cells.type))
+        return bool(pa.types.is_temporal(self._type) and not pa.types.is_duration(self._type))
 
     @cached_property
     def is_duration(self) -> bool:
         """Whether the door gave spans of time, which are numbers of seconds."""
         import pyarrow as pa
 
-        return bool(pa.types.is_duration(self.cells.type))
+        return bool(pa.types.is_duration(self._type))
 
-    @cached_property
+    @property
     def text(self) -> list[str]:
         """n texts as written, "" for an empty cell. Numbers of a typed door have no more digits than they need, and no
         point if all are whole; text that ends in ".0" in every cell, as pandas writes such numbers, loses it.
@@ -89,7 +117,7 @@ class RawColumn:
             return _objects(pc.replace_substring_regex(self.cells, r"^([+-]?[0-9]+)\.0$", r"\1"))
         return self._text
 
-    @cached_property
+    @property
     def _text(self) -> list[str]:
         """As `text`, each cell by itself."""
         import pyarrow as pa
@@ -98,7 +126,7 @@ class RawColumn:
         if pa.types.is_decimal(cells.type):
             return ["" if number is None else f"{number.normalize():f}" for number in cells.to_pylist()]
         if self.is_duration or pa.types.is_floating(cells.type):
-            return _number_texts(self.name, _numbers(cells))
+            return _number_texts(self.name, numbers_in(cells))
         if pa.types.is_boolean(cells.type):
             words = np.where(_array(cells), "True", "False").astype(object)
             words[self.missing] = ""
@@ -114,14 +142,18 @@ class RawColumn:
             return [texts[number] for number in cells.to_pylist()]
         return ["" if word is None else str(word) for word in cells.to_pylist()]
 
-    @cached_property
+    @property
     def missing(self) -> np.ndarray:
         """(n,) whether each cell has no value."""
+        return self._missing if self.parsed is None else np.isnan(self.parsed)
+
+    @cached_property
+    def _missing(self) -> np.ndarray:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if self.is_text:
-            return self._missing_text
+        if self.is_text:  # an array of words would make PyArrow import pandas
+            return _gone(self.cells, self.grammar)
         return _array(pc.is_null(self.cells, nan_is_null=pa.types.is_floating(self.cells.type)))
 
     @cached_property
@@ -131,7 +163,9 @@ class RawColumn:
 
         if not self.is_text:
             return {}
-        counts = pc.value_counts(self.cells.filter(_mask(self._missing_text))).to_pylist()
+        if isinstance(self.held, OnDisk) and self.held.missing_words is not None:
+            return self.held.missing_words
+        counts = pc.value_counts(self.cells.filter(_mask(self.missing))).to_pylist()
         return {entry["values"]: entry["counts"] for entry in counts if entry["values"]}
 
     @cached_property
@@ -149,9 +183,32 @@ class RawColumn:
         return self._with_none(self._text)
 
     def _with_none(self, texts: list[str]) -> np.ndarray:
-        words = np.array([*texts, None], dtype=object)[:-1]  # the None keeps NumPy from making fixed-size text
+        words = np.empty(len(texts), dtype=object)
+        words[:] = texts
         words[self.missing] = None
         return words
+
+    def codes(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """(n,) int64 numbers of `words`, -1 for a gap, and the different words in order. Holds no word of a row."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not (self.is_text or pa.types.is_integer(self._type)):
+            words, missing = self.words, self.missing
+            names = known_words(words)
+            places = {name: place for place, name in enumerate(names)}
+            rows = np.fromiter((places.get(word, 0) for word in words), np.int64, len(words))
+        else:
+            cells, missing = self.cells, self.missing
+            if self.is_text and self._ends_in_zero:
+                cells = pc.replace_substring_regex(cells, r"^([+-]?[0-9]+)\.0$", r"\1")
+            rows, found = _encoded(cells)
+            names = [*map(str, found), ""]  # the last is a gap
+        known = np.unique(rows[~missing]).tolist()
+        ordered = in_order(names[place] for place in known)
+        number = {name: place for place, name in enumerate(ordered)}
+        new = np.array([number.get(name, -1) for name in names] or [-1], np.int64)
+        return np.where(missing, -1, new[rows]), tuple(ordered)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -168,10 +225,9 @@ class RawColumn:
     @cached_property
     def padded(self) -> str:
         """Some number of text that begins with zeros, as codes do; "" if none does."""
-        import pyarrow.compute as pc
-
-        found = _array(pc.match_substring_regex(self.cells, r"^0[0-9]"))
-        return self.cells[int(np.argmax(found))].as_py() if found.any() else ""
+        if isinstance(self.held, OnDisk) and self.held.padded is not None:
+            return self.held.padded
+        return _padded(self.cells)
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -181,24 +237,19 @@ class RawColumn:
 
         if self.parsed is not None:
             return self.parsed
-        if pa.types.is_boolean(self.cells.type):
+        if pa.types.is_boolean(self._type):
             return _with_gaps(_array(self.cells), self.missing)
         if not self.is_text:
-            return self.words if self.is_time or self.several else _numbers(self.cells)
-        gone = self._missing_text
+            return self.words if self.is_time or self.several else numbers_in(self.cells)
+        gone = self.missing
         if gone.all():
             return np.full(len(self), None, dtype=object)
         first = self.cells[int(np.argmin(gone))].as_py()
         if first in BOOLEANS and _array(pc.match_substring_regex(self.cells, _one_of(BOOLEANS)))[~gone].all():
             true = pc.match_substring_regex(self.cells, _one_of(word for word, one in BOOLEANS.items() if one))
             return _with_gaps(_array(true), gone)
-        try:
-            known = pc.if_else(_mask(gone), pa.nulls(len(self), pa.large_string()), self._decimal_points)
-            numbers = _numbers(known.cast(pa.float64()))
-        except pa.ArrowInvalid:
-            return self.words
-        odd = np.flatnonzero(~np.isfinite(numbers) & ~gone)  # 1e400 is a number that is refused later, inf is a word
-        return numbers if all(self.grammar.is_number(self.cells[int(row)].as_py()) for row in odd) else self.words
+        numbers = _known_numbers(self.cells, gone, self.grammar)
+        return self.words if numbers is None else numbers
 
     @cached_property
     def _is_flag(self) -> bool:
@@ -206,8 +257,8 @@ class RawColumn:
         import pyarrow as pa
 
         known = ~self.missing
-        if not self.is_text or not known.any():
-            return bool(pa.types.is_boolean(self.cells.type))
+        if not self.is_text or self.parsed is not None or not known.any():
+            return bool(pa.types.is_boolean(self._type))
         return self.cells[int(np.argmax(known))].as_py() in BOOLEANS
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
@@ -220,10 +271,9 @@ class RawColumn:
 
         if not self.is_text:
             return np.full(len(self), np.nan), ~self.missing  # also of times
-        fits = pc.match_substring_regex(self._decimal_points, f"^({NUMBER})$")
-        found = _numbers(
-            pc.if_else(fits, self._decimal_points, pa.nulls(len(self), pa.large_string())).cast(pa.float64())
-        )
+        points = _decimal_points(self.cells, self.grammar)
+        fits = pc.match_substring_regex(points, f"^({NUMBER})$")
+        found = numbers_in(pc.if_else(fits, points, pa.nulls(len(self), pa.large_string())).cast(pa.float64()))
         return found, np.isnan(found) & ~self.missing
 
     def in_grammar(self, grammar: Grammar) -> "RawColumn":
@@ -251,7 +301,7 @@ class RawColumn:
         """A column of the same name and type with this many missing values."""
         import pyarrow as pa
 
-        return RawColumn(self.name, pa.chunked_array([pa.nulls(rows, self.cells.type)]), self.grammar)
+        return RawColumn(self.name, pa.chunked_array([pa.nulls(rows, self._type)]), self.grammar)
 
     def only(self, rows: np.ndarray) -> "RawColumn":
         """The same rows, where all cells of text but those of some rows (r,) are missing."""
@@ -267,40 +317,52 @@ class RawColumn:
 
     def take(self, rows: np.ndarray) -> "RawColumn":
         """The cells of some rows (r,)."""
+        numbers = None if self.parsed is None else self.parsed[rows]
+        if isinstance(self.held, OnDisk) and numbers is not None and not np.isnan(numbers).all():
+            return RawColumn(self.name, OnDisk(lambda: self.cells.take(rows)), self.grammar, numbers)
         return RawColumn(self.name, self.cells.take(rows), self.grammar)
-
-    @cached_property
-    def _missing_text(self) -> np.ndarray:
-        """(n,) whether each cell is empty or a missing word. An array of words would make PyArrow import pandas."""
-        import pyarrow.compute as pc
-
-        if self.parsed is not None:
-            return np.zeros(len(self), dtype=bool)
-        words = ("", *self.grammar.missing_words)
-        short = _lengths(self.cells) <= max(len(word.encode()) for word in words)
-        found = _array(pc.match_substring_regex(self.cells.filter(_mask(short)), _one_of(words)))
-        gone = _array(pc.is_null(self.cells)) if self.cells.null_count else np.zeros(len(self), dtype=bool)
-        gone[short] |= found
-        return gone
 
     @cached_property
     def _ends_in_zero(self) -> bool:
         import pyarrow.compute as pc
 
-        gone = self._missing_text
+        gone = self.missing
         if gone.all() or not self.cells[int(np.argmin(gone))].as_py().endswith(".0"):
             return False
         known = self.cells.filter(_mask(~gone))
         return bool(pc.all(pc.match_substring_regex(known, r"^[+-]?[0-9]+\.0$"), min_count=1).as_py())
 
-    @cached_property
-    def _decimal_points(self) -> Any:
-        """The text with a decimal point; where the sign is a comma, a point makes no number."""
-        import pyarrow.compute as pc
 
-        if self.grammar.decimal == ".":
-            return self.cells
-        return pc.replace_substring(pc.replace_substring(self.cells, ".", "_"), ",", ".")
+class Growing:
+    """Numbers that arrive in parts, in one array: parts of their own would leave holes in memory."""
+
+    def __init__(self, rows: int) -> None:
+        """Room for about this many; memory that is not used yet is not taken."""
+        self._room, self._filled = np.empty(rows), 0
+
+    def __len__(self) -> int:
+        return self._filled
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Append numbers (n,)."""
+        end = self._filled + len(numbers)
+        if end > len(self._room):
+            room = np.empty(max(end, 2 * len(self._room)))
+            room[: self._filled] = self._room[: self._filled]
+            self._room = room
+        self._room[self._filled : end] = numbers
+        self._filled = end
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """(n,) float64, all that were added."""
+        return self._room[: self._filled]
+
+
+def column_of_floats(name: str, numbers: np.ndarray, grammar: Grammar) -> RawColumn:
+    """A column of float64 (n,), NaN for a gap, in the same memory."""
+    cells = _without(_shared(numbers), grammar)
+    return RawColumn(name, cells, grammar, numbers if cells.null_count == 0 else numbers_in(cells))
 
 
 def columns_of(table: Table, grammar: Grammar = PLAIN) -> dict[str, RawColumn]:
@@ -341,6 +403,8 @@ def joined(columns: Sequence[RawColumn]) -> RawColumn:
 
     if len(columns) == 1:
         return columns[0]
+    if any(isinstance(column.held, OnDisk) for column in columns) and all(c.is_text for c in columns):
+        return _joined_on_disk(columns)
     if len({column.cells.type for column in columns}) > 1:
         number = all(pa.types.is_integer(c.cells.type) or pa.types.is_floating(c.cells.type) for c in columns)
         columns = [
@@ -351,6 +415,22 @@ def joined(columns: Sequence[RawColumn]) -> RawColumn:
         ]
     return RawColumn(columns[0].name, pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks],
                                                      columns[0].cells.type), columns[0].grammar)  # fmt: skip
+
+
+def _joined_on_disk(columns: Sequence[RawColumn]) -> RawColumn:
+    """One column of the texts of several files, without them if all are numbers or gaps."""
+    import pyarrow as pa
+
+    def read() -> Any:
+        return pa.chunked_array([chunk for c in columns for chunk in c.cells.chunks], pa.large_string())
+
+    first = columns[0]
+    if not all(c.is_number or c.missing.all() for c in columns):
+        return RawColumn(first.name, read(), first.grammar)
+    parsed = np.concatenate([np.full(len(c), np.nan) if c.values.dtype.kind == "O" else c.values for c in columns])
+    words = sum((Counter(c.missing_words) for c in columns), Counter[str]())
+    padded = next((found for c in columns if (found := c.padded)), "")
+    return RawColumn(first.name, OnDisk(read, padded, words), first.grammar, parsed)
 
 
 def _in_grammar(column: RawColumn) -> list[str]:
@@ -511,6 +591,68 @@ def _parsed(cells: Any, grammar: Grammar) -> np.ndarray | None:
     return numbers if np.isfinite(numbers).all() else None
 
 
+def numbers_or_gaps(cells: Any, grammar: Grammar) -> tuple[np.ndarray, Mapping[str, int], str] | None:
+    """Of texts (n,) that are numbers or gaps alone: (n,) float64 with NaN for a gap, the missing words -> how often,
+    and `RawColumn.padded`; None of others."""
+    numbers = _parsed(cells, grammar)
+    if numbers is None:
+        cells = _stripped(cells)
+        gone = _gone(cells, grammar)
+        numbers = np.full(len(cells), np.nan) if gone.all() else _known_numbers(cells, gone, grammar)
+    if numbers is None:
+        return None
+    column = RawColumn("", cells, grammar, numbers)
+    return numbers, column.missing_words, column.padded
+
+
+def _gone(cells: Any, grammar: Grammar) -> np.ndarray:
+    """(n,) whether each text is empty or a missing word. An array of words would make PyArrow import pandas."""
+    import pyarrow.compute as pc
+
+    words = ("", *grammar.missing_words)
+    short = _lengths(cells) <= max(len(word.encode()) for word in words)
+    found = _array(pc.match_substring_regex(cells.filter(_mask(short)), _one_of(words)))
+    gone = _array(pc.is_null(cells)) if cells.null_count else np.zeros(len(cells), dtype=bool)
+    gone[short] |= found
+    return gone
+
+
+def _known_numbers(cells: Any, gone: np.ndarray, grammar: Grammar) -> np.ndarray | None:
+    """(n,) float64 of texts, NaN where they are `gone` (n,); None if another one is no number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        known = pc.if_else(_mask(gone), pa.nulls(len(cells), pa.large_string()), _decimal_points(cells, grammar))
+        numbers = numbers_in(known.cast(pa.float64()))
+    except pa.ArrowInvalid:
+        return None
+    odd = np.flatnonzero(~np.isfinite(numbers) & ~gone)  # 1e400 is a number that is refused later, inf is a word
+    return numbers if all(grammar.is_number(cells[int(row)].as_py()) for row in odd) else None
+
+
+def _decimal_points(cells: Any, grammar: Grammar) -> Any:
+    """Texts with a decimal point; where the sign is a comma, a point makes no number."""
+    import pyarrow.compute as pc
+
+    return cells if grammar.decimal == "." else pc.replace_substring(pc.replace_substring(cells, ".", "_"), ",", ".")
+
+
+def _padded(cells: Any) -> str:
+    """See `RawColumn.padded`."""
+    import pyarrow.compute as pc
+
+    found = _array(pc.match_substring_regex(cells, r"^0[0-9]"))
+    return cells[int(np.argmax(found))].as_py() if found.any() else ""
+
+
+def _shared(numbers: np.ndarray) -> Any:
+    """Arrow's cells of float64 (n,), in the same memory."""
+    import pyarrow as pa
+
+    return pa.chunked_array([pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])])
+
+
 def _stripped(cells: Any) -> Any:
     """Cells of any type, text without the spaces around it."""
     import pyarrow as pa
@@ -519,7 +661,7 @@ def _stripped(cells: Any) -> Any:
     return pc.utf8_trim_whitespace(cells) if pa.types.is_large_string(cells.type) else cells
 
 
-def _numbers(cells: Any) -> np.ndarray:
+def numbers_in(cells: Any) -> np.ndarray:
     """(n,) float64 of numbers or spans of time (in seconds), NaN for gaps."""
     import pyarrow as pa
 
@@ -559,14 +701,20 @@ def _mask(flags: np.ndarray) -> Any:
 
 def _objects(cells: Any) -> list[str]:
     """n texts, "" for a gap; equal ones are one object."""
+    places, words = _encoded(cells)
+    return list(np.array([*words, ""], dtype=object)[places])
+
+
+def _encoded(cells: Any) -> tuple[np.ndarray, list[Any]]:
+    """(n,) int32 places of cells among the different ones, whose number is that of a gap; and these in order of their
+    first row."""
     import pyarrow as pa
 
     chunk = pa.chunked_array([cells.combine_chunks()]).chunk(0).dictionary_encode()
-    words = np.array([*chunk.dictionary.to_pylist(), ""], dtype=object)
     places = np.frombuffer(chunk.indices.buffers()[1] or b"", np.int32)[: len(chunk)]
     if chunk.null_count:
-        places = np.where(_bits(chunk.indices.buffers()[0])[: len(chunk)], places, len(words) - 1)
-    return list(words[places])
+        places = np.where(_bits(chunk.indices.buffers()[0])[: len(chunk)], places, np.int32(len(chunk.dictionary)))
+    return places, chunk.dictionary.to_pylist()
 
 
 def _lengths(cells: Any) -> np.ndarray:

@@ -157,6 +157,15 @@ class OneHot:
         hot: np.ndarray = np.eye(len(self.words) + 1, dtype=np.float32)[codes]
         return hot if self.other else hot[:, :-1]
 
+    def places(self, values: np.ndarray | RawColumn) -> np.ndarray:
+        """(n,) float32 places of the raw values (n,) among the words, NaN for a missing or unknown one."""
+        codes = self._codes(values)
+        found = codes.astype(np.float32)
+        found[codes == len(self.words)] = np.nan
+        if MISSING in self.words:
+            found[codes == self.words.index(MISSING)] = np.nan
+        return found
+
     def _codes(self, values: np.ndarray | RawColumn) -> np.ndarray:
         """(n,) int64 places among the words, their number for an unknown one. A word that differs from a known one by
         the ".0" that pandas writes counts as this, so that a row's code does not depend on other rows."""
@@ -352,6 +361,53 @@ def encode_own(found: Understanding) -> Dataset:
     Raises:
         DataError: numbers are missing, and `data.missing` is "refuse".
     """
+    table = found.table
+    encoder, gaps = _own_encoder(found, table.columns)
+    x, offset = encoder.centered(table.columns)
+    grammar, missing = found.options.grammar, found.options.fills
+    recipe = {**encoder.to_dict(), "missing_words": list(grammar.missing_words), "decimal": grammar.decimal}
+    recipe |= {"optional": list(found.optional)} if found.optional else {}
+    fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
+    return table_dataset(
+        table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
+        owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
+        label=found.label,
+    )  # fmt: skip
+
+
+def plain_own(found: Understanding, columns: dict[str, np.ndarray]) -> Dataset:
+    """The rows, columns and words of `undo(encode_own(found))`, in the memory of a table of float64 at most.
+
+    Args:
+        found: of the table.
+        columns: those of the table, which are taken out of the mapping, one after the other.
+
+    Raises:
+        DataError: as `encode_own`.
+    """
+    encoder, _ = _own_encoder(found, columns)
+    parts, words, names = list[np.ndarray](), list[tuple[str, ...]](), list[str]()
+    for rule in encoder.columns:
+        values = columns.pop(rule.name)
+        if isinstance(rule, OneHot):
+            parts, words, names = [*parts, rule.places(values)[:, None]], [*words, rule.words], [*names, rule.name]
+        else:
+            part, its_words, its_names = decoded([rule], TableEncoder((rule,)).centered({rule.name: values})[0])
+            parts, words, names = [*parts, part], [*words, *its_words], [*names, *its_names]
+    x, at = np.empty((len(found.table.y), len(names)), np.float32), 0
+    while parts:
+        part = parts.pop(0)
+        x[:, at : at + part.shape[1]] = part
+        at += part.shape[1]
+    table, fill = found.table, "median" if np.isnan(x).any() else ""
+    return table_dataset(
+        table.name, x, table.y, table.classes, tuple(names), groups=table.groups, owners=table.owners, fill=fill,
+        notes=found.notes, label=found.label, words=tuple(words),
+    )  # fmt: skip
+
+
+def _own_encoder(found: Understanding, columns: Mapping[str, np.ndarray]) -> tuple[TableEncoder, dict[str, int]]:
+    """The rules of a user's columns, and the columns with missing numbers -> how many."""
     table, missing = found.table, found.options.fills
     gaps = {name: count for name, count in found.missing.items() if found.kinds[name] in ("number", "date")}
     if gaps and missing == "refuse":
@@ -363,7 +419,7 @@ def encode_own(found: Understanding) -> Dataset:
             "data.drop."
         )
     rules: list[ColumnEncoder] = []
-    for name, values in table.columns.items():
+    for name, values in columns.items():
         if found.kinds[name] == "number":
             rules.append(RawNumber(name, name in gaps, name in gaps and missing == "indicator"))
         elif found.kinds[name] == "category":
@@ -372,17 +428,7 @@ def encode_own(found: Understanding) -> Dataset:
             rules.append(DateParts(name, "any", name in gaps, name in gaps and missing == "indicator").fitted(values))
         else:
             rules.append(HashedText(name))
-    encoder = TableEncoder(tuple(rules), tuple(found.dropped))
-    x, offset = encoder.centered(table.columns)
-    grammar = found.options.grammar
-    recipe = {**encoder.to_dict(), "missing_words": list(grammar.missing_words), "decimal": grammar.decimal}
-    recipe |= {"optional": list(found.optional)} if found.optional else {}
-    fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
-    return table_dataset(
-        table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups,
-        owners=table.owners, fill=fill, notes=found.notes, recipe=recipe, offset=offset if offset.any() else None,
-        label=found.label,
-    )  # fmt: skip
+    return TableEncoder(tuple(rules), tuple(found.dropped)), gaps
 
 
 def decoded(

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of
-from fedloom.data.columns import RawColumn, refuse_names, stacked
+from fedloom.data.columns import Growing, RawColumn, column_of_floats, numbers_in, refuse_names, stacked
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.grammar import PLAIN, Decimal, Grammar, plain_name
 from fedloom.data.images import decode_images
@@ -34,6 +34,8 @@ _SPLIT_NAMES |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation
 """Words in file names that `datasets` recognizes as split names."""
 _CONNECT = 3.0
 """Seconds to wait for the hub."""
+BATCH = 1 << 16
+"""Rows of a Parquet file that are read at once."""
 _TEST_NAMES = ("test", "validation", "valid", "val")
 
 
@@ -316,26 +318,48 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()
-        about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+    try:
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         told = about.get("info", {}).get("features", {}).items()
         features: dict[str, Any] = {plain_name(c): kind for c, kind in told if isinstance(kind, dict)}
-    except (OSError, ValueError, RecursionError, AttributeError, pa.ArrowException) as error:
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise DataError(f"{path}: its metadata 'huggingface' cannot be read; write the file without them.") from error
+    names = [plain_name(column) for column in schema.names]
+    refuse_names(names, str(path))
+    floats = [pa.types.is_floating(kind) for kind in schema.types]
+    room = min(max(file.metadata.num_rows, 0), 1 << 27)  # a file may name more rows than it has
+    parts = [Growing(room if is_float else 0) for is_float in floats]
+    chunks: list[list[Any]] = [[] for _ in floats]
+    try:
+        for batch in file.iter_batches(BATCH):
+            for place, cells in enumerate(batch.columns):
+                if floats[place]:
+                    parts[place].add(numbers_in(pa.chunked_array([cells])))
+                else:
+                    chunks[place].append(cells)
+    except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    table = table.rename_columns([plain_name(column) for column in table.column_names])
-    refuse_names(table.column_names, str(path))
     images, named = [], {}
-    for field_ in table.schema:
-        kind = features.get(field_.name, {}).get("_type", "Value")
+    for name_, field_ in zip(names, schema, strict=True):
+        kind = features.get(name_, {}).get("_type", "Value")
         if pa.types.is_struct(field_.type) and {inner.name for inner in field_.type} == {"bytes", "path"}:
-            images.append(field_.name)
-        elif kind == "ClassLabel" and isinstance(features[field_.name].get("names"), list):
-            named[field_.name] = [str(word) for word in features[field_.name]["names"]]
+            images.append(name_)
+        elif kind == "ClassLabel" and isinstance(features[name_].get("names"), list):
+            named[name_] = [str(word) for word in features[name_]["names"]]
         elif kind not in ("Value", "Sequence", "List", "ClassLabel"):
             return None
     _refuse_several(images, name)
-    columns = {c: RawColumn.of(c, table.column(c), grammar) for c in table.column_names if c not in images}
-    encoded = _pictures(table.column(images[0]).to_pylist(), images[0]) if images else None
+    cells_of = [pa.chunked_array(found, kind) for found, kind in zip(chunks, schema.types, strict=True)]
+    columns = {
+        c: column_of_floats(c, part.numbers, grammar) if is_float else RawColumn.of(c, cells, grammar)
+        for c, part, is_float, cells in zip(names, parts, floats, cells_of, strict=True)
+        if c not in images
+    }
+    encoded = _pictures(cells_of[names.index(images[0])].to_pylist(), images[0]) if images else None
     return Content(columns, None, named, encoded)
 
 

@@ -17,7 +17,6 @@ from fedloom.data.options import UNORDERED, DataOptions, Kind, OwnFile, SplitCol
 from fedloom.data.tables import (
     MISSING,
     RawTable,
-    codes_of,
     different,
     filled,
     mistakes,
@@ -191,7 +190,9 @@ def understand(
     if group is not None:
         owners, groups = _owners(group, options)
     kept = _outside_split(split, y)
-    present = np.unique(y[kept])
+    some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
+    y_kept, groups_kept = y[some], None if groups is None else groups[some]
+    present = np.unique(y_kept)
     if len(present) < 2 and y.dtype.kind == "f":
         raise DataError(f"Column {label!r} of {name!r} must have different numbers, but has {len(present)}.")
     if len(present) < 2:
@@ -224,15 +225,16 @@ def understand(
         for column in table.values.keys() & named.keys():  # class numbers become their names, or None if missing
             table.values[column] = class_names(table.values[column], named[column])
         kinds = _features(table, options, kept, notes)
-    some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
     features = {column: _typed(found, kinds[column])[some] for column, found in table.values.items()}
-    notes += _copy_notes(features, y[kept], None if groups is None else groups[kept])
+    notes += _copy_notes(features, y_kept, groups_kept)
     data = [name for name, values in features.items() if _names_value(name, values)]
     if 2 * len(data) > len(features):
         notes.append(f"Columns' names are values, such as {data[0]!r}: check that the first row is the header.")
     missing = {column: count for column, values in features.items() if (count := int(_gaps(values).sum()))}
     notes += _missing_notes([raw, *table.values.values()])
-    lacking = {} if options.missing_columns == "refuse" or groups is None else _lacking(features, groups[kept], owners)
+    lacking = (
+        {} if options.missing_columns == "refuse" or groups_kept is None else _lacking(features, groups_kept, owners)
+    )
     notes += [f"Owner {owner!r} lacks {_some(names)}: values are missing there." for owner, names in lacking.items()]
     guess = None if options.group else _guess_group(columns, label, options)
     if test is not None:
@@ -244,10 +246,10 @@ def understand(
     raw_table = RawTable(
         name,
         features,
-        y[kept],
+        y_kept,
         classes,
         test,
-        None if groups is None else groups[kept],
+        groups_kept,
         owners,
         label,
     )
@@ -407,7 +409,7 @@ def labels_of(
     fractions = numbers[np.floor(numbers) != numbers]
     if options.task is None and (len(fractions) or len(np.unique(numbers)) > MOST_NUMBERS):
         return numbers_of(column.name, column), ()
-    y, names = codes_of(column.words)
+    y, names = column.codes()
     if len(fractions):
         raise DataError(
             f'{where} holds decimal numbers, such as {fractions[0]:g}: set data.task = "number" to predict them, '
@@ -471,7 +473,7 @@ def class_names(column: RawColumn, names: Sequence[str]) -> RawColumn:
 def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row."""
     _refuse_unowned(column)
-    codes, order = codes_of(column.words)
+    codes, order = column.codes()
     if len(order) < 2 or len(order) > len(codes) // 2:
         raise DataError(
             f"Column {column.name!r} (data.group) has {len(order)} owners in {len(codes)} rows; there must be at least "

@@ -5,20 +5,26 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.columns import RawColumn, known_words, refuse_names
+from fedloom.data.columns import Growing, OnDisk, RawColumn, known_words, numbers_or_gaps, refuse_names
 from fedloom.data.grammar import MOST_NUMBERS, PLAIN, Grammar, in_order, plain_name
 
 MISSING = "?"
 """The category of missing text."""
 MOST_COLUMNS = 100_000
+LARGE = 1 << 26
+"""Bytes of a CSV file beyond which the text of its numbers is not held, but read again where it is needed."""
+BLOCK = 1 << 20
+"""Bytes of a CSV file that are read at once, unless its header is long."""
 SHOWN = 5
 """Number of rows that an error names."""
 _MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
@@ -101,29 +107,97 @@ def read_csv(path: Path, *, needed: Sequence[str] = (), grammar: Grammar = PLAIN
     for name in needed:
         if name not in names:
             raise DataError(f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}")
+    options: dict[str, Any] = {
+        "read_options": arrow.ReadOptions(block_size=max(BLOCK, 4 * sum(map(len, raw)))),
+        "parse_options": arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
+    }
+
+    def texts(*only: str) -> dict[str, Any]:
+        types = dict.fromkeys(raw, pa.large_string())
+        told = arrow.ConvertOptions(column_types=types, strings_can_be_null=False, include_columns=only or None)
+        return {**options, "convert_options": told}
+
+    parts, rows, last = list[_Part](), 0, ""
     try:
-        found = arrow.read_csv(
-            path,
-            read_options=arrow.ReadOptions(block_size=max(1 << 20, 4 * sum(map(len, raw)))),
-            parse_options=arrow.ParseOptions(delimiter=separator, newlines_in_values=True),
-            convert_options=arrow.ConvertOptions(
-                column_types=dict.fromkeys(raw, pa.large_string()), strings_can_be_null=False
-            ),
-        )
+        hold, before = path.stat().st_size <= LARGE, _stamp(path)
+        with arrow.open_csv(path, **texts()) as batches:
+            for batch in batches:
+                if not rows and (odd := _spaced_quotes(raw, batch)):
+                    raise DataError(
+                        f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete the spaces behind the "
+                        f"signs {separator!r}, or the quotes."
+                    )
+                if not parts:
+                    room = int(1.1 * batch.num_rows * path.stat().st_size / options["read_options"].block_size) + 1
+                    parts = [_Part(name, grammar, 0 if hold else room) for name in names]
+                if (row := _second_header(batch, raw)) >= 0:
+                    at = f"row {rows + row + 1}, counted from 1 below the first"
+                    raise DataError(f"{path} has its header again in {at}; delete it.")
+                for part, cells in zip(parts, batch.columns, strict=True):
+                    part.add(cells, hold)
+                if batch.num_rows:
+                    rows, last = rows + batch.num_rows, batch.column(len(names) - 1)[-1].as_py()
     except (pa.ArrowException, OSError) as error:
         raise DataError(_problem(path, separator, len(names)) or f"{path} cannot be read as CSV ({error}).") from None
-    if found.num_rows and _unclosed(path, found.column(len(names) - 1)[-1].as_py()):
+    if rows and _unclosed(path, last):
         raise DataError(_problem(path, separator, len(names)) or f"{path} ends within quotes; correct its last line.")
-    if not found.num_rows:
+    if not rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
-    if odd := _spaced_quotes(raw, found):
-        raise DataError(
-            f"{path} has {odd[:40]!r}: a cell with spaces before its quotes. Delete the spaces behind the signs "
-            f"{separator!r}, or the quotes."
-        )
-    if (row := _second_header(found, raw)) >= 0:
-        raise DataError(f"{path} has its header again in row {row + 1}, counted from 1 below the first; delete it.")
-    return {name: RawColumn.of(name, cells, grammar) for name, cells in zip(names, found.columns, strict=True)}
+
+    def again(name: str) -> Any:
+        try:
+            found = arrow.read_csv(path, **texts(name)).column(0)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read again ({error}); start again.") from None
+        if _stamp(path) != before:
+            raise DataError(f"{path} has changed while it was read; start again.")
+        return found
+
+    return {part.name: part.column(partial(again, name)) for part, name in zip(parts, raw, strict=True)}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """The size of a file, and when it was changed."""
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+class _Part:
+    """A column of a CSV file, as far as it is read: its texts; or of a large file its numbers, as long as all cells are
+    numbers or gaps; None if the texts before are needed after all."""
+
+    def __init__(self, name: str, grammar: Grammar, room: int) -> None:
+        self.name, self.grammar = name, grammar
+        self.texts = list[Any]()
+        self.numbers: Growing | None = Growing(room)
+        self.padded, self.missing_words = "", Counter[str]()
+
+    def add(self, cells: Any, hold: bool) -> None:
+        """Take further cells; `hold` keeps the texts of numbers."""
+        import pyarrow as pa
+
+        cells = pa.chunked_array([cells])
+        found = None if hold or self.texts or self.numbers is None else numbers_or_gaps(cells, self.grammar)
+        if found is not None and self.numbers is not None:
+            numbers, words, padded = found
+            self.numbers.add(numbers)
+            self.missing_words.update(words)
+            self.padded = self.padded or padded
+        elif self.numbers:
+            self.numbers = None
+        elif self.numbers is not None:
+            self.texts += cells.chunks
+
+    def column(self, again: Callable[[], Any]) -> RawColumn:
+        """The column of all cells; `again` reads their texts."""
+        import pyarrow as pa
+
+        if self.texts:
+            return RawColumn.of(self.name, pa.chunked_array(self.texts), self.grammar)
+        if self.numbers is None or np.isnan(self.numbers.numbers).all():
+            return RawColumn.of(self.name, again(), self.grammar)
+        held = OnDisk(lambda: RawColumn.of(self.name, again(), self.grammar).cells, self.padded, self.missing_words)
+        return RawColumn(self.name, held, self.grammar, self.numbers.numbers)
 
 
 def _header(path: Path) -> tuple[list[str], str]:
@@ -162,7 +236,7 @@ def _spaced_quotes(names: Sequence[str], found: Any) -> str:
 
 
 def _second_header(found: Any, names: Sequence[str]) -> int:
-    """The row of a table of texts whose cells are the columns' names, as in files that were put together; -1 if none
+    """The row of texts whose cells are the columns' names, as in files that were put together; -1 if none
     is."""
     import pyarrow.compute as pc
 

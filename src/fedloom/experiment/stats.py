@@ -14,10 +14,10 @@ from fedloom.core.errors import ConfigError, DataError, EngineError
 from fedloom.core.federation import Federation
 from fedloom.core.party import LearnedTable
 from fedloom.core.task import Number
-from fedloom.data.encoder import undo
+from fedloom.data.encoder import plain_own
 from fedloom.data.grammar import MISSING_WORDS, Decimals
 from fedloom.data.options import DataOptions, Task
-from fedloom.data.own import encoded, interpret
+from fedloom.data.own import interpret
 from fedloom.engines import LocalEngine
 from fedloom.experiment.config.run import RunConfig
 from fedloom.experiment.plan.build import build
@@ -176,7 +176,9 @@ def stats(
     if found.table.groups is None:
         guess = f", perhaps {found.group_guess!r}" if found.group_guess else ""
         raise DataError(f"Statistics over owners need the column of the owners: name it as group{guess}.")
-    dataset = undo(encoded(found, images))
+    raw = dict(found.table.columns)
+    found = replace(found, table=replace(found.table, columns={}))  # so that `raw` alone holds them
+    dataset = plain_own(found, raw)
     contexts = parties(dataset)
     method, aggregator = find("stats"), Secure() if len(contexts) >= FEWEST else MEAN
     cfg = method.configure(params={"min_cell": min_cell})

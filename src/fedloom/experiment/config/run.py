@@ -257,6 +257,11 @@ class RunConfig(Section):
         return ".py" in self.method
 
     @property
+    def folder_name(self) -> str:
+        """The run's folder within a comparison: `fedal-seed0`."""
+        return f"{self.label}-seed{self.seed}".replace("/", "_")
+
+    @property
     def label(self) -> str:
         """The run's name, or its method's; of a page, the name after the colon or the file's without its folder."""
         file, _, name = self.method.partition(".py:")
@@ -336,6 +341,12 @@ class Experiment(Section):
                     both[ALTERNATIVE[length]] = change.get(ALTERNATIVE[length])
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
+        names = [run.folder_name for run in runs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one "
+                "method with other settings have a `name` each"
+            )
         return tuple(runs)
 
 

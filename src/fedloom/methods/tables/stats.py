@@ -108,17 +108,16 @@ class StatsClient(Party[StatsConfig]):
 
     def moments(self, *, t: int) -> dict[str, Tensor]:
         """Sums over own rows: see `expected`."""
-        x, words = rows_of(self)
-        parties, columns = self.context.parties, [values[~np.isnan(values)] for values in x.T]
-        sums = [exact_sums(c) for c in columns]
+        numbers, words, parties = numbers_of(self), words_of(self), self.context.parties
+        known = [int((~np.isnan(values)).sum()) for values in numbers]
+        sums = [exact_sums(known_of(values)) for values in numbers]
         room, room_square = few_bits(parties)
         fits = [abs(s) < 2**room and q < 2**room_square for s, q in sums]
         few = [each if fit else (0, 0) for each, fit in zip(sums, fits, strict=True)]
         rows = [np.bincount(values[values >= 0], minlength=size) for values, size in words]
         shares = [c * c / max(int(c.sum()), 1) for c in rows]
-        known = [len(c) for c in columns]
         counts = [known, [n > 0 for n in known], [not fit for fit in fits]]
-        counts += [*rows, [c.sum() > 0 for c in rows], [len(x)]]
+        counts += [*rows, [c.sum() > 0 for c in rows], [len(self.context.rows)]]
         return tensors(
             counts=two_in_one(np.concatenate([np.array(c, np.int64) for c in counts])),
             sums=table_of([s for s, _ in few], room, parties),
@@ -128,8 +127,8 @@ class StatsClient(Party[StatsConfig]):
 
     def wide(self, *, column: Tensor) -> dict[str, Tensor]:
         """The sums and squares of some columns (q,), with room for all float32 numbers."""
-        x, _ = rows_of(self)
-        sums = [exact_sums(x[~np.isnan(x[:, f]), f]) for f in column.tolist()]
+        numbers = numbers_of(self)
+        sums = [exact_sums(known_of(numbers[f])) for f in column.tolist()]
         parties = self.context.parties
         return tensors(
             sums=table_of([s for s, _ in sums], BITS, parties),
@@ -139,10 +138,9 @@ class StatsClient(Party[StatsConfig]):
     def cells(self, *, column: Tensor, mean: Tensor, sd: Tensor, most: int) -> dict[str, Tensor]:
         """Of each column (q,) the `UNIT`s of n (own mean - mean)²/s.d.²; and the rows (q, 16) below the stretch around
         the mean, and in all of its cells but the last one."""
-        x, _ = rows_of(self)
-        found, between = [], []
+        numbers, found, between = numbers_of(self), [], []
         for f, m, s in zip(column.tolist(), mean.tolist(), sd.tolist(), strict=True):
-            values = x[~np.isnan(x[:, f]), f]
+            values = known_of(numbers[f])
             apart = float((values - m).sum()) / s
             between.append(int(apart * apart / max(len(values), 1) / UNIT))
             found.append(rows_below(values, ends_of_cells(m - FARTHEST * s, m + FARTHEST * s, CELLS)[:-1]))
@@ -150,9 +148,9 @@ class StatsClient(Party[StatsConfig]):
 
     def finer(self, *, column: Tensor, low: Tensor, high: Tensor, parts: int, most: int) -> dict[str, Tensor]:
         """The rows (q, parts - 1) of each column (q,) in all parts but the last one of the cell from low to high."""
-        x, _ = rows_of(self)
+        numbers = numbers_of(self)
         ends = zip(column.tolist(), low.tolist(), high.tolist(), strict=True)
-        found = [rows_below(x[~np.isnan(x[:, f]), f], ends_of_cells(a, b, parts)[:-1]) for f, a, b in ends]
+        found = [rows_below(known_of(numbers[f]), ends_of_cells(a, b, parts)[:-1]) for f, a, b in ends]
         return tensors(rows=bundled(np.diff(found).ravel(), most))
 
     def learn(self, *, shares: Tensor) -> None:
@@ -264,20 +262,27 @@ def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:
     return [*found, *([] if c.target else [(CLASS, [str(k) for k in range(c.classes)])])]
 
 
-def rows_of(party: Party[object]) -> tuple[np.ndarray, list[tuple[np.ndarray, int]]]:
-    """The party's numbers (n, p) float64, and the words (n,) of each category, -1 where missing, with their count: see
-    `number_columns` and `categories`."""
-    rows, listed, target = party.context.rows, party.context.words, party.context.target
-    x = rows.every.flatten(1).double().cpu().numpy()
-    y = rows.y(torch.arange(len(rows), device=party.context.device)).cpu().numpy()
-    is_number = np.array([not words for words in listed], bool)
-    words = [
-        (np.where(np.isnan(x[:, f]), -1, x[:, f]).astype(np.int64), len(listed[f]))
-        for f in np.flatnonzero(~is_number).tolist()
-    ]
-    if target is not None:
-        return np.c_[x[:, is_number], target.in_unit(y)], words
-    return x[:, is_number], [*words, (y, party.context.classes)]
+def numbers_of(party: Party[object]) -> list[np.ndarray]:
+    """The party's numbers, p columns (n,) float32 or float64, NaN where missing: see `number_columns`."""
+    rows, target = party.context.rows, party.context.target
+    every = torch.arange(len(rows), device=party.context.device)
+    x = rows.x(every).flatten(1).cpu().numpy()  # not kept: tables may be large
+    found = [x[:, f] for f, words in enumerate(party.context.words) if not words]
+    return [*found, target.in_unit(rows.y(every).cpu().numpy())] if target is not None else found
+
+
+def known_of(values: np.ndarray) -> np.ndarray:
+    """The values (n,) that are not missing, as float64."""
+    return np.array(values[~np.isnan(values)], np.float64)
+
+
+def words_of(party: Party[object]) -> list[tuple[np.ndarray, int]]:
+    """The words (n,) of each of the party's categories, -1 where missing, with their count: see `categories`."""
+    rows, listed = party.context.rows, list(enumerate(party.context.words))
+    every = torch.arange(len(rows), device=party.context.device)
+    x, y = rows.x(every).flatten(1).cpu().numpy(), rows.y(every).cpu().numpy()
+    found = [(np.where(np.isnan(x[:, f]), -1, x[:, f]).astype(np.int64), len(words)) for f, words in listed if words]
+    return found if party.context.target is not None else [*found, (y, party.context.classes)]
 
 
 def sizes(party: Party[object]) -> tuple[int, int, int]:
