@@ -257,15 +257,15 @@ class RunConfig(Section):
         return ".py" in self.method
 
     @property
-    def folder_name(self) -> str:
-        """The run's folder within a comparison: `fedal-seed0`."""
-        return f"{self.label}-seed{self.seed}".replace("/", "_")
-
-    @property
     def label(self) -> str:
         """The run's name, or its method's; of a page, the name after the colon or the file's without its folder."""
         file, _, name = self.method.partition(".py:")
         return self.name or name or (Path(file).stem if self.method_is_file else self.method)
+
+
+def folder_name(run: RunConfig) -> str:
+    """A run's folder within a comparison: `fedal-seed0`."""
+    return f"{run.label}-seed{run.seed}".replace("/", "_")
 
 
 FEDERATION = "federation.toml"
@@ -341,7 +341,7 @@ class Experiment(Section):
                     both[ALTERNATIVE[length]] = change.get(ALTERNATIVE[length])
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
-        names = [run.folder_name for run in runs]
+        names = [folder_name(run) for run in runs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
                 f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one "

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError, MethodError, TrainingDiverged
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.config.run import Experiment
+from fedloom.experiment.config.run import Experiment, folder_name
 from fedloom.experiment.run.execute import RunResult, Status, execute
 from fedloom.experiment.run.fairness import remarks as fairness_remarks
 from fedloom.experiment.run.fairness import unequal
@@ -62,7 +62,7 @@ def execute_all(
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
     _check_one_setting({method.name: method.setting for method in methods})
-    names = [run.folder_name for run in runs]
+    names = [folder_name(run) for run in runs]
     folders = [folder / name if folder else None for name in names]
     ended = execute_lots(runs, folders, **options)
     errors = {n: one for n, one in enumerate(ended) if isinstance(one, MethodError)}

@@ -74,7 +74,9 @@ def summary(
     """What a node's owner approves: the terms, and what this node does with them, with the lines `own`."""
     data = config.data[run.data.name]
     common = terms(run, method, cfg, rounds)
-    looks = f"yes, with noise, at most {data.looks} in all runs" if data.score and config.evaluate else "no"
+    looks = f"yes, with noise, at most {data.looks} in all runs"
+    if not (data.score and config.evaluate):
+        looks = "no; without those of another site the run ends before its first round"
     epsilon = f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs" if cfg.promises else "no ε"
     notes = "no" if not config.notes or run.aggregate.secure else "counts alone" if cfg.promises else "yes"
     lines = [
