@@ -43,7 +43,7 @@ from fedloom.experiment.plan.reading import check
 from fedloom.experiment.plan.settings import horizontal
 from fedloom.methods.averaging import private, shares
 from fedloom.methods.peer import selection
-from fedloom.methods.tables import steps
+from fedloom.methods.tables import fedextra, steps
 from fedloom.protect import kernel, noise
 from fedloom.protect.accountant import Releases, epsilon, noise_for
 from fedloom.protect.aggregators import Private
@@ -56,7 +56,7 @@ from fedloom.remote.node import looks, task_runner
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.service import NodeService
 from fedloom.remote.rpc_errors import CallRefused
-from fedloom.trees.exact import PARTS
+from fedloom.trees.exact import PARTS, residuals
 from fedloom.trees.model import Trees
 
 DELTA = 1e-5
@@ -185,14 +185,17 @@ class Node:
     def __init__(self, folder: Path, row: str, run: Any) -> None:
         folder.mkdir(parents=True)
         rng = np.random.default_rng(3)
+        form = run.data.row_schema
+        label = {"classes": FORM["classes"]} if form.classes else {"label_scale": form.label_scale}
+        words = form.classes or ("0.3", "-0.2")
         y = rng.integers(2, size=ROWS - 1)
         cells = zip(rng.normal(size=(ROWS - 1, 2)), y, range(1, ROWS), strict=True)
         parts = ("test", "train")
-        lines = [f"{x:.3f},{z:.3f},{('one', 'two')[k]},{parts[n < TRAINING]}" for (x, z), k, n in cells]
+        lines = [f"{x:.3f},{z:.3f},{words[k]},{parts[n < TRAINING]}" for (x, z), k, n in cells]
         (folder / "own.csv").write_text("\n".join(["a,b,kind,part", f"{row},train", *lines, ""]))
         (folder / "state").mkdir()
         (folder / "state" / "secret").write_text("07" * 16)
-        data = {"rows": folder / "own.csv", "keep": ["a", "b"], "label": "kind", "classes": FORM["classes"]}
+        data = {"rows": folder / "own.csv", "keep": ["a", "b"], "label": "kind", **label}
         wards: Any = {"wards": {**data, "epsilon": math.inf, "test": "part"}}
         methods: Any = [run.method]
         where = {"name": "node", "insecure": True, "state": folder / "state", "callers": ["hub"], "approve": "off"}
@@ -364,11 +367,12 @@ def audit_choice(runs: int, seed: int = 0) -> Audit:
     return Audit("A1 choice of neighbours", 1.0, found(False), {"without D6": found(True)})
 
 
-def forest(sigma: float, rounds: int) -> Any:
-    """A run of FedExtra with noise, whose bins are declared."""
+def forest(sigma: float, rounds: int, *, number: bool = False) -> Any:
+    """A run of FedExtra with noise, whose bins are declared; for classes, or for a number."""
     dp = {"sigma": sigma, "grid": {"a": (-80.0, 80.0), "b": (-80.0, 80.0)}}
     values: dict[str, Any] = {"method": "fedextra", "rounds": rounds, "params": {"bins": 32, "depth": 1, "dp": dp}}
-    form = {key: value for key, value in FORM.items() if key != "scale"}  # bins are of declared ranges
+    label = {"label_scale": [0.0, 1.0]} if number else {"classes": FORM["classes"]}
+    form = {"columns": FORM["columns"], "label": FORM["label"], **label}  # bins are of declared ranges
     return check({"run": {**values, "data": {"name": "wards", "clients": 7, "row_schema": form}}}).run
 
 
@@ -380,18 +384,19 @@ def cut(at: int, low: float, high: float) -> Trees:
     return Trees(np.array([0], np.int32), feature, left, child, values.astype(np.int64)[:, None])
 
 
-def audit_leaves(runs: int, seed: int = 0) -> Audit:
+def audit_leaves(runs: int, seed: int = 0, *, number: bool = False) -> Audit:
     """A1 of FedExtra's sums of leaves, a row replaced, ε = 1: trees that are honest, that put the row alone into a leaf
     where it counts most, or that cannot predict where the row is."""
-    alone = cut(20, 0.0, -40.0)  # the odd row alone, whose class is certain to be the other one
+    # the odd row alone, whose class is certain to be the other one; its number is far off as it is
+    alone = cut(20, 0.0, 0.0 if number else -40.0)
     honest = cut(16, 0.5, -0.5)
     narrow = replace(alone, left=np.full((3, 1), 255, np.uint8))  # of the 32 bins the last 8 are beyond its bits
 
     def found(trees: Mapping[str, Trees]) -> float:
         bounds, rounds = list[tuple[float, float]](), runs * len(trees)
         with tempfile.TemporaryDirectory() as folder, drawing(seed):
-            run = forest(2 * noise_for(1.0, DELTA), rounds)
-            nodes = [Node(Path(folder) / str(k), row, run) for k, row in enumerate((USUAL, ODD))]
+            run = forest(2 * noise_for(1.0, DELTA), rounds, number=number)
+            nodes = [Node(Path(folder) / str(k), row, run) for k, row in enumerate(odd_rows(number))]
             try:
                 for k, sent in enumerate(trees.values()):
                     seen: list[list[tuple[str, np.ndarray | None]]] = [[], []]
@@ -410,7 +415,17 @@ def audit_leaves(runs: int, seed: int = 0) -> Audit:
     crafted = {"honest": honest, "alone": alone, "narrow": narrow}
     with changed((Trees, "problem", lambda *_: "")):
         broken = {"without the check of trees": found({"narrow": narrow})}
-    return Audit("A1 sums of leaves", 1.0, found(crafted), broken)
+    if number:
+        whole = lambda scores, y, bits, most: residuals(scores, y, bits, fedextra.FARTHEST)
+        with changed((fedextra, "residuals", whole)):
+            broken["residuals as they are"] = found({"alone": alone})
+    name = "A1 sums of leaves" + " of a number" * number
+    return Audit(name, 1.0, found(crafted), broken)
+
+
+def odd_rows(number: bool) -> tuple[str, str]:
+    """The row of each world, with classes or a number to predict."""
+    return (USUAL.replace("one", "0.3"), ODD.replace("two", "-900")) if number else (USUAL, ODD)
 
 
 # -- A2: one run ---------------------------------------------------------------------------------------------------
@@ -501,20 +516,27 @@ def _count(party: Any) -> int:
     return sum(w.numel() for w in party.params.values())
 
 
-def _crafted_leaves(trials: int, steps_: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of FedExtra, where a row that counts most is there or is not: its class has the probability 0."""
-    scores = []
+def _crafted_leaves(trials: int, steps_: int, sigma: float, *, number: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of FedExtra, where a row that counts most is in a leaf alone, or is not: its class has the probability 0;
+    or its number is far from the prediction, so that its clipped residual and the row are seen."""
+    scores, run = [], forest(sigma, 1, number=number)
+    along = torch.tensor([fedextra.CLIP, 1.0] if number else [1.0, 0.0], dtype=torch.float64)
     with tempfile.TemporaryDirectory() as folder:
-        for k, row in enumerate((USUAL, ODD)):
-            Node(Path(folder) / str(k), row, forest(sigma, 1)).close()
+        for k, row in enumerate(odd_rows(number)):
+            Node(Path(folder) / str(k), row, run).close()
             own = OwnFile(DataOptions(keep=("a", "b"), test="part"))
             files = PrivateData(rows=Path(folder) / str(k) / "own.csv", own=own)
-            party: Any = build_party(for_nodes(build(forest(sigma, 1), PrivateData())), 0, files, secret=7).party
-            party.begin(layout=None, first=0, trees=steps.trees_tree(cut(20, 0.0, -40.0)))
+            party: Any = build_party(for_nodes(build(run, PrivateData())), 0, files, secret=7).party
+            party.begin(layout=None, first=0, trees=steps.trees_tree(cut(20, 0.0, 0.0 if number else -40.0)))
             alone = steps.trees_tree(cut(20, 0.0, 0.0))
-            draw = lambda party=party, alone=alone: float(party.sums(t=0, trees=alone)["sums"][0, 2])
+            draw = lambda party=party, alone=alone: float(party.sums(t=0, trees=alone)["sums"][:, 2].double() @ along)
             scores.append(np.array([sum(draw() for _ in range(steps_)) for _ in range(trials)]))
     return scores[0], scores[1]
+
+
+def _crafted_numbers(trials: int, steps_: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of FedExtra for a number: see `_crafted_leaves`."""
+    return _crafted_leaves(trials, steps_, sigma, number=True)
 
 
 def _crafted_mean(trials: int, steps: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
@@ -579,6 +601,7 @@ Scores = Callable[[int, int, float], tuple[np.ndarray, np.ndarray]]
 WHITE_BOX: dict[str, tuple[Scores, float]] = {
     "noise in the sum": (_crafted_sum, 1.0),
     "sums of leaves": (_crafted_leaves, 1.0),
+    "sums of leaves of a number": (_crafted_numbers, 1.0),
     "DP-SGD": (_crafted_steps, 2.0),
     "DP-FedAvg": (_crafted_mean, 1.0),
     "mean embedding": (_crafted_embedding, 1.0),
@@ -616,6 +639,7 @@ def main(scale: float = 1.0, seed: int = 0) -> int:
         lambda: audit_node(runs, seed),
         lambda: audit_choice(runs, seed),
         lambda: audit_leaves(runs, seed),
+        lambda: audit_leaves(runs, seed, number=True),
         lambda: audit_one_run(16_000, seed),
         lambda: audit_look(50 * runs, seed),
         *(lambda name=name: audit_white_box(name, 10 * runs, seed) for name in WHITE_BOX),

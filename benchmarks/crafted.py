@@ -8,22 +8,27 @@ would be asked, and is measured beside what the same attacker gets without it.
     hijack      split learning: the coordinator sends gradients that make a party's network like one of its own, whose
                 inverse it has (D. Pasquini, G. Ateniese, M. Bernaschi, "Unleashing the Tiger", CCS 2021). Here it knows
                 its own columns of each person as well, as it does in a run.
+    tops        fedhssl: as a mean of tops the coordinator sends encoders of its own, whose embeddings are the columns.
     gradients   AFIND+: a peer asks at weights of its own, where a row alone makes a neuron active, so that the quotient
                 of two gradients is that row (L. Fowl et al., "Robbing the Fed", ICLR 2022).
     time        whether the CPU time of a call with DP-SGD tells that rows are in a region.
     classes     fedproto: rows of a class that one node alone has, from its part of a sum.
     sums        fedglm: rows from sums over all owners, by coefficients that split the rows at a value of a column: the
                 gradients of two questions differ by the rows between their values.
+    trees       fedboost: rows from sums over all owners, by bins of two values and trees of which most leaves have one
+                row; and by as many bins and levels as the run has.
     models      membership in the training rows by the confidence of an exported model.
     checkpoints a thief of the coordinator's checkpoints: membership by the newest one, and by the last two.
 """
 
+import contextlib
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,7 @@ from benchmarks.audit_epsilon import FORM, USUAL, Node
 from benchmarks.audit_epsilon import config as dp_config
 from benchmarks.leaks import HORIZONTAL
 from fedloom.api import execute
+from fedloom.core.errors import MessageError
 from fedloom.core.federation import Federation
 from fedloom.core.scores import auc
 from fedloom.deploy import export, load_model
@@ -45,9 +51,15 @@ from fedloom.experiment.run import checkpoint
 from fedloom.experiment.run.engine import start
 from fedloom.methods import steps
 from fedloom.methods.tables import newton
+from fedloom.methods.tables import steps as table_steps
 from fedloom.methods.tables.fedglm import rows_of
+from fedloom.methods.vertical.fedhssl import TOP
 from fedloom.methods.vertical.steps import batch_indices
 from fedloom.protect.leaks import explained
+from fedloom.trees import bins as binning
+from fedloom.trees.bins import Bins, keys
+from fedloom.trees.growth import Splits
+from fedloom.trees.histograms import untwined
 
 Line = tuple[str, str, str, float, float]
 """Method, attack, what is found, its success and that without the attack."""
@@ -192,6 +204,35 @@ def told_by(own: Tensor, rows: Tensor, own_known: Tensor, known: Tensor) -> floa
     return max(of_variance(b @ torch.linalg.solve(square + one, with_rows), rows, known) for one in penalties)
 
 
+def crafted_tops(seed: int) -> Iterator[Line]:
+    """Columns of the first batch, from embeddings of encoders that the coordinator has sent as a mean of tops: their
+    hidden numbers are each column and its negative. Beside it, a linear probe as in `first_embeddings`."""
+    kind = {"method": "fedhssl", "rounds": 6, "seed": seed, "data": {"name": "breast_cancer"}}
+    plan = build(check({"run": {**kind, "models": {"pool": ["mlp"]}}}).run)
+    context = plan.contexts[1]
+    party: Any = plan.method.party_at(plan.server_context)(plan.cfg, context)
+    rows, known = context.data.every[: context.aligned].flatten(1), context.data.every[context.aligned :].flatten(1)
+    x, honest = (
+        context.aligned_batch(0, 0, size=party.cfg.batch_size).flatten(1),
+        party.embed(number=0, step=0).detach(),
+    )
+    top, p = {name: party.params[name] for name in party.part(TOP)}, rows.shape[1]
+    for name, w in party.params.items():
+        if ".body." in name:
+            made = torch.zeros_like(w)
+            if w.dim() == 2 and name.endswith("head.weight"):
+                made[:p, :p], made[:p, p : 2 * p] = torch.eye(p), -torch.eye(p)
+            elif w.dim() == 2:
+                made[:p], made[p : 2 * p] = torch.eye(p), -torch.eye(p)
+            top[name] = made
+    with contextlib.suppress(MessageError):
+        party.share(top=top)
+    sent, half = party.embed(number=0, step=0).detach()[:, :p], len(x) // 2
+    found = of_variance(sent - sent.mean(0) + known.mean(0), x, known)
+    probe = explained(honest[half:], x[half:], (honest[:half], x[:half]))
+    yield "fedhssl", "encoders in place of tops (breast cancer)", "columns", found, max(0.0, probe)
+
+
 # -- AFIND+ --------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +359,130 @@ def from_sums(seed: int) -> Iterator[Line]:
         yield "fedglm", f"{questions} crafted sums over 5 owners", "rows", float(near.mean()), 0.0
 
 
+class Owners:
+    """Five owners of breast cancer data in a run of `fedboost` with secure sums, who answer as often in a round as
+    nodes do. What they answer is added up."""
+
+    def __init__(self, seed: int) -> None:
+        values: dict[str, Any] = {"method": "fedboost", "rounds": 100, "seed": seed, "aggregate": {"secure": True}}
+        values["data"] = {"name": "breast_cancer", "clients": 5, "partition": "iid"}
+        plan = build(check({"run": values}).run)
+        self.parties: list[Any] = [plan.clients[k]() for k in range(5)]
+        self.rows = np.concatenate([table_steps.own_columns(party) for party in self.parties])
+        self.cfg: Any = plan.cfg
+        self.calls = Counter[str]()
+
+    def ask(self, method: str, **given: Any) -> dict[str, np.ndarray]:
+        """The sums of a call's answers, by name.
+
+        Raises:
+            MessageError: the owners refuse it.
+        """
+        self.calls[method] += 1
+        if self.calls[method] > self.cfg.calls_in_round(self.parties[0].context).get(method, 1):
+            raise MessageError(f"a round has fewer calls of {method}")
+        answers = [getattr(party, method)(**given) for party in self.parties]
+        return {name: sum(one[name] for one in answers).numpy() for name in answers[0] or {}}
+
+    def every_value(self) -> list[np.ndarray]:
+        """The different keys of each column, ascending."""
+        columns = np.arange(self.rows.shape[1])
+        start, size, parts = np.zeros(len(columns), np.int64), 2**32 // binning.FIRST, binning.FIRST
+        while size:
+            which = table_steps.tensors(column=columns, start=start)
+            at, part = np.nonzero(self.ask("segments", **which, size=size, parts=parts)["rows"])
+            columns, start = columns[at], start[at] + size * part
+            size, parts = size // binning.FINER, binning.FINER
+        return [start[columns == f] for f in range(self.rows.shape[1])]
+
+    def alone(self, layout: Bins, levels: list[tuple[int, np.ndarray]], at_once: int = 64) -> list[np.ndarray]:
+        """The bins (F,) of each row that is alone in its node, after levels of splits by a column and the bins (B,)
+        that go left: all nodes of a level are split alike. So many nodes are asked about at once."""
+        self.calls.clear()
+        self.ask("begin", layout=table_steps.layout_tree(layout), first=0, trees=table_steps.no_trees(1))
+        nothing = np.empty(0, np.int64)
+        splits = Splits(nothing, nothing, nothing, np.empty((0, int(layout.widths.max())), bool), nothing)
+        first, nodes, found = 0, 1, list[np.ndarray]()
+
+        def rows(asked: np.ndarray) -> np.ndarray:
+            """Those of the asked nodes by cell, (m, cells), after the splits."""
+            given = table_steps.tensors(asked=asked.astype(np.int32), tree=np.zeros(len(asked), np.int32))
+            shared = {"t": 0, "bits": 10, "exponent": 0, "splits": table_steps.splits_tree(splits)}
+            sums = self.ask("histograms", **shared, **given)["sums"]
+            counts: np.ndarray = untwined(sums, 3 * len(asked) * layout.cells).reshape(3, len(asked), -1)[2]
+            return counts
+
+        for column, left in levels:
+            rows(np.array([first]))  # by the splits before
+            which, lefts = first + np.arange(nodes), np.repeat(left[None], nodes, 0)
+            splits = Splits(which, 0 * which, 0 * which + column, lefts, first + nodes + 2 * np.arange(nodes))
+            first, nodes = first + nodes, 2 * nodes
+        for begin in range(0, nodes, at_once):
+            counts = rows(first + np.arange(begin, min(begin + at_once, nodes)))
+            single = counts[:, layout.column == 0].sum(1) == 1
+            found += [np.flatnonzero(one) - layout.starts for one in counts[single]]
+            nowhere = np.array([2**20])  # a node without rows, as new trees begin where there are no splits
+            splits = Splits(nowhere, 0 * nowhere, 0 * nowhere, splits.left[:1], nowhere + 1)
+        return found
+
+
+def from_trees(seed: int) -> Iterator[Line]:
+    """W2: the share of all owners' rows that crafted bins and trees give to 0.01 s.d. of each column in so many rounds;
+    beside it, by the questions of honest training."""
+    owners = Owners(seed)
+    values, rows = owners.every_value(), owners.rows
+    numbers = [dict(zip(keys(column).tolist(), column.tolist(), strict=True)) for column in rows.T]
+    order = np.argsort([-len(own) for own in values], kind="stable")
+
+    def candidates(layout: Bins, bins: np.ndarray) -> list[set[int]]:
+        """The values of each column that a row with these bins may have."""
+        place = [np.searchsorted(edges, own, side="right") + 1 for edges, own in zip(layout.edges, values, strict=True)]
+        return [{*own[at == b].tolist()} for own, at, b in zip(values, place, bins, strict=True)]
+
+    def near(guesses: list[np.ndarray]) -> float:
+        """The share of rows (n, F) that a guess (F,) comes near to."""
+        apart = [np.abs((rows - guess) / rows.std(0)).max(1) for guess in guesses]
+        return float((np.array(apart) < 0.01).any(0).mean()) if apart else 0.0
+
+    found: list[np.ndarray] = []
+    with contextlib.suppress(MessageError):
+        for first, second in order[:8].reshape(4, 2):
+            both = []
+            for shift in (0, 1):  # bins of two values, and of two others: together they have one
+                edges = tuple(own[1 - shift :: 2][: binning.MOST_BINS - 2] for own in values)
+                layout = Bins(edges, np.zeros(len(edges), bool))
+                bits = [np.arange(layout.widths.max()) >> k & 1 == 0 for k in range(8)]
+                levels = [*((int(first), left) for left in bits), *((int(second), left) for left in bits[:2])]
+                alone = owners.alone(layout, levels)
+                both.append([candidates(layout, bins) for bins in alone])
+            for one, other in product(*both):
+                common = [a & b for a, b in zip(one, other, strict=True)]
+                if all(common):
+                    found.append(np.array([own[min(key)] for own, key in zip(numbers, common, strict=True)]))
+    yield "fedboost", "bins of two values, leaves of one row, 8 rounds", "rows", near(found), 0.0
+    owners, rng = Owners(seed), np.random.default_rng(seed)
+    ends = [np.arange(owners.cfg.bins - 1) * len(own) // (owners.cfg.bins - 1) for own in values]
+    edges = tuple(own[np.unique(places[places > 0])] for own, places in zip(values, ends, strict=True))
+    layout, every = Bins(edges, np.zeros(len(edges), bool)), list[np.ndarray]()
+    for _ in range(100):
+        trunk, *others = rng.choice(order[: len(order) // 2], 3, replace=False)
+        width = np.arange(layout.widths.max())
+        levels = [(int(trunk), width * 8 // len(width) >> k & 1 == 0) for k in range(3)]
+        levels += [(int(column), width == rng.integers(1, len(width))) for column in others]
+        every += owners.alone(layout, levels)
+    known = {tuple(bins.tolist()) for bins in every}
+    guesses = [
+        np.array([
+            np.median([number[key] for key in keys_])
+            for number, keys_ in zip(numbers, candidates(layout, np.array(bins)), strict=True)
+        ])
+        for bins in known
+    ]  # fmt: skip
+    yield "fedboost", "the run's bins and levels, leaves of one row, 100 rounds", "rows", near(guesses), 0.0
+    whole = np.mean([tuple(bins) in known for bins in layout.of(rows).tolist()])
+    yield "fedboost", "the same", "the 64 bins of a row's values", float(whole), 0.0
+
+
 def known_by(scores: Tensor, members: int) -> float:
     """The AUC of scores (n,) for the first rows, which were trained on."""
     return auc((np.arange(len(scores)) < members).astype(int), np.stack([-scores.numpy(), scores.numpy()], 1))
@@ -381,10 +546,12 @@ def stolen(seed: int) -> Iterator[Line]:
 ATTACKS = {
     "embeddings": first_embeddings,
     "hijack": hijack,
+    "tops": crafted_tops,
     "gradients": chosen_point,
     "time": by_time,
     "classes": alone,
     "sums": from_sums,
+    "trees": from_trees,
     "models": exported,
     "checkpoints": stolen,
 }

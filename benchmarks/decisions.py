@@ -1,42 +1,48 @@
 """How often a trial's decisions are right: simulated federations whose true gains are known.
 
-    python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE] [--advice]
+    python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE.jsonl] [--advice]
+    python -m benchmarks.decisions --table FILE.jsonl...    # merges archives, and says which goals are met
 
 Each federation is drawn from one of fourteen designs, with 2, 4, 6, 12 and 20 owners in turn. Linear models are trained
 in up to 3 repeats of 4 folds, as `fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the
 mean of all owners' models; the latter two also mixed with the own model, half and half, and by weights of the owners.
-The true gain of an owner is that of the very models, on 30 fresh rows for each of its own; of a window of time, on
-those of that window. The table counts decisions by true gain, for each design.
+The true gain of an owner is that of the very models, expected on 10 fresh rows for each of its own whose probabilities
+of the classes, or mean numbers, are known; of a window of time, on those of that window. So labels add no noise to it,
+and without a signal all areas under the curve are 0.5 exactly. The table counts decisions by true gain, for each
+design.
 
 Beside the owners that join stands how many could, of those whose true gain is 0.03 or more: the power of tests on the
 2.5 % level that know each standard error s. By own rows P(z > 1.96 - g / s), as no rule has that joins as seldom where
 this owner gains nothing. By all rows P(z > 1.96 - |g / s|) with all owners' gains in one vector, as no rule has that
 joins as seldom where nobody gains anything (J. Neyman, E. S. Pearson, 1933); with two owners, by own rows.
+
+A rate is shown with the upper limit of its exact 95 % interval (C. J. Clopper, E. S. Pearson, 1934): a goal is met if
+the limit is within it, and otherwise met so far if the rate is. Owners of one federation are not independent.
 """
 
 import argparse
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
+from benchmarks.decision_goals import Outcome, goals, line_of, read, table
 from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, personal
-from fedloom.experiment.trial.contributions import scores_of
-from fedloom.experiment.trial.decide import SHARING, Decision, decide, worth_repeating
+from fedloom.experiment.trial.contributions import LEAST_PROBABILITY, scores_of
+from fedloom.experiment.trial.decide import SHARING, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
 from fedloom.experiment.trial.folds import windows as count_windows
 from fedloom.experiment.trial.run import FEWEST_REPEATS
 
 REPEATS, FOLDS, WORTH, ALPHA = 3, 4, 0.01, 0.025
-FRESH, LEAST_FRESH = 30, 2_000
-"""Fresh rows for each row of an owner, so that its true gain has a thirtieth of the estimate's variance; at least."""
+FRESH, LEAST_FRESH = 10, 2_000
+"""Fresh rows for each row of an owner, so that its true gain has less than a tenth of the estimate's variance; at
+least."""
 OWNERS, MANY_OWNERS = (2, 4, 6, 12, 20), (50, 100)
 MOST_ROWS = 2_000
 """Of an owner that is simulated again with more rows."""
-BANDS = ((-np.inf, 0.0), (0.0, 0.01), (0.01, 0.03), (0.03, np.inf))
-BAND_NAMES = ("≤ 0", "0 to .01", ".01 to .03", "≥ .03")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,27 +57,6 @@ class Federation:
     intercept: float = 0.0
     ordered: bool = False
     units: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one owner is told, and what is true.
-
-    Attributes:
-        decision, gain, low, high: as told.
-        true: the true gain.
-        own, all: the power of the best tests by its own rows and by those of all owners: see the module.
-        mixed: the true gain of the model of all rows with a weight of the own model for each owner.
-    """
-
-    decision: Decision
-    gain: float
-    low: float
-    high: float
-    true: float
-    own: float
-    all: float
-    mixed: float
 
 
 def federation(design: str, owners: int, rng: np.random.Generator) -> Federation:
@@ -145,6 +130,40 @@ def fit(score: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return beta
 
 
+def expected(score: str, signal: np.ndarray, intercept: float, predicted: np.ndarray) -> np.ndarray:
+    """The scores (M,) of predictions (M, n, ...), expected over the labels of rows with this linear signal (n,): see
+    `labels`."""
+    if score in ("rmse", "mae", "r2"):
+        off = predicted - signal  # the noise is normal with variance 1
+        if score == "mae":
+            folded = np.sqrt(2 / np.pi) * np.exp(-np.square(off) / 2) + off * (1 - 2 * stats.norm.sf(off))
+            return -folded.mean(1)
+        squared = np.square(off).mean(1) + 1
+        return -np.sqrt(squared) if score == "rmse" else 1 - squared / (signal.var() + 1)
+    p = 1 / (1 + np.exp(intercept - signal))
+    if score == "auc":
+        return np.array([_area(p, one[:, 1]) for one in predicted])
+    chosen = predicted[:, :, 1] > 0.5
+    if score == "accuracy":
+        return np.where(chosen, p, 1 - p).mean(1)
+    if score == "balanced accuracy":
+        return (chosen @ p / p.sum() + ~chosen @ (1 - p) / (1 - p).sum()) / 2
+    if score == "brier":
+        return -2 * (p * np.square(1 - predicted[:, :, 1]) + (1 - p) * np.square(predicted[:, :, 1])).mean(1)
+    log = np.log(np.clip(predicted, LEAST_PROBABILITY, 1.0))
+    return (p * log[:, :, 1] + (1 - p) * log[:, :, 0]).mean(1)
+
+
+def _area(p: np.ndarray, values: np.ndarray) -> float:
+    """The expected area under the curve of values (n,) of rows that are positive with probability p (n,): over pairs of
+    two rows, the share of p_i (1 - p_j) where row i has the higher value; ties count half."""
+    order = np.argsort(values)
+    ordered, before = values[order], np.concatenate([[0.0], np.cumsum(1 - p[order])])
+    below = before[np.searchsorted(ordered, values, "left")] + before[np.searchsorted(ordered, values, "right")]
+    pairs = p.sum() * (1 - p).sum() - (p * (1 - p)).sum()
+    return float((p @ (below - (1 - p))) / (2 * pairs))
+
+
 def predict(score: str, x: np.ndarray, beta: np.ndarray) -> np.ndarray:
     """Numbers (n,), or probabilities (n, 2)."""
     line = x @ beta[:-1] + beta[-1]
@@ -179,7 +198,7 @@ def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
     true = truth[done - 1]
     own, together = powers(found[done - 1], true)
     numbers = zip(verdicts, true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), strict=True)
-    return [Outcome(v.decision, v.gain, v.low, v.high, *rest) for v, *rest in numbers]
+    return [Outcome(v.decision, v.gain, v.low, v.high, *rest, v.p_gain) for v, *rest in numbers]
 
 
 def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
@@ -196,8 +215,6 @@ def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
 
 def powers(found: list[Evidence], true: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The power (N,) of the best tests of no gain by own rows, and by those of all owners: see the module."""
-    from scipy import stats
-
     told = np.array([np.isfinite(one.gain) for one in found])
     known = np.where(told, true, 0.0)
     known[told] /= standard_errors([one for one, use in zip(found, told, strict=True) if use])[0]
@@ -223,8 +240,7 @@ def evidence_of(
     for i, n in enumerate(world.sizes):
         x, signal, unit = world.draw(i, int(n), rng)
         rows.append((x, labels(score, signal, world.intercept, rng), unit))
-        x, signal, _ = world.draw(i, max(FRESH * int(n), LEAST_FRESH), rng)
-        fresh.append((x, labels(score, signal, world.intercept, rng)))
+        fresh.append(world.draw(i, max(FRESH * int(n), LEAST_FRESH), rng)[:2])
     repeats, K = (REPEATS, FOLDS)
     if world.ordered:
         repeats, K = 1, count_windows(float(np.median(world.sizes)), int(world.sizes.max()))
@@ -290,10 +306,9 @@ def evidence_of(
         for i in owners:
             at, w = folds[i][c] == k, weights[m, c, mode, k, i]
             federated[i][c, at] = mixed(shown[i][:, c, at], m, w)
-            three, y = new[c, k, i]
-            values = scores_of(
-                score, y, np.stack([three[0], mixed(three, m, w), mixed(three, 0, weights[0, c, 2, k, i])])
-            )
+            three, signal = new[c, k, i]
+            judged = np.stack([three[0], mixed(three, m, w), mixed(three, 0, weights[0, c, 2, k, i])])
+            values = expected(score, signal, world.intercept, judged)
             truth[:, c, k, i] = values**2 if root else values
 
     def gained(side: int, repeats: int) -> np.ndarray:
@@ -321,43 +336,14 @@ def evidence_of(
     return evidences, gains, gained(2, 1)
 
 
-def table(results: dict[str, list[Outcome]]) -> str:
-    """Decisions by true gain, for each design and for all."""
-    lines = [
-        "| design | owners | coverage | join by true gain: "
-        + ", ".join(BAND_NAMES)
-        + " | could join, of ≥ .03: by own "
-        "rows, by all | joins with gain ≤ 0 | alone with gain ≥ .01 | same, by true gain | mix: < −.01, least |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, found in [*results.items(), ("all", [one for each in results.values() for one in each])]:
-        true, mixed = np.array([one.true for one in found]), np.array([one.mixed for one in found])
-        decision = np.array([one.decision for one in found])
-        told = [one for one in found if np.isfinite(one.gain)]
-        inside = np.mean([one.low <= one.true <= one.high for one in told])
-        bands = [(true > low) & (true <= high) for low, high in BANDS]
-        joined, same = (
-            " ".join(f"{(decision[band] == kind).mean():.3f}" if band.any() else "–" for band in bands)
-            for kind in ("join", "same")
-        )
-        could = [(one.own, one.all) for one in found if one.true > BANDS[-1][0]]
-        most = " ".join(f"{share:.3f}" for share in np.mean(could, axis=0)) if could else "– –"
-        joins, large, none = decision == "join", true >= WORTH, true <= 0
-        lines.append(
-            f"| {name} | {len(found)} | {inside:.3f} | {joined} | {most} | {(joins & none).sum()} of {joins.sum()}, of "
-            f"{none.sum()} | {((decision == 'alone') & large).sum()} of {large.sum()} | {same} | "
-            f"{(mixed < -WORTH).mean():.3f} {np.nanmin(mixed):+.3f} |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=40, help="federations of each design")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scores", nargs="+", default=["auc", "rmse"])
     parser.add_argument("--designs", nargs="+", default=list(DESIGNS), choices=DESIGNS)
-    parser.add_argument("--out", type=Path, help="a JSON file for the decisions, written after each design")
+    parser.add_argument("--out", type=Path, help="an archive to which each federation is added that it lacks")
+    parser.add_argument("--table", type=Path, nargs="+", help="only: the tables of the federations of these archives")
     parser.add_argument(
         "--advice", action="store_true", help="only: do the rows that undecided owners are told decide?"
     )
@@ -367,15 +353,21 @@ def main() -> None:
             right = [one for of in args.designs for n in range(args.sets) for one in advised(of, score, args.seed, n)]
             print(f"{score}: {sum(right)} of {len(right)} owners are decided with the rows that they are told")
         return
-    kept: dict[str, dict[str, list[dict[str, object]]]] = {}
-    for score in args.scores:
-        results: dict[str, list[Outcome]] = {}
+    known = read(args.table or ([args.out] if args.out else []))
+    for score in () if args.table else args.scores:
         for design in args.designs:
-            results[design] = [one for n in range(args.sets) for one in simulate(design, score, args.seed, n)]
-            if args.out:
-                kept.setdefault(score, {})[design] = [asdict(one) for one in results[design]]
-                args.out.write_text(json.dumps(kept))
-        print(f"\n{score}, {args.sets} federations of each design, seed {args.seed}\n\n{table(results)}", flush=True)
+            for n in range(args.sets):
+                key = (score, design, args.seed, n)
+                if key in known:
+                    continue
+                known[key] = simulate(design, score, args.seed, n)
+                if args.out:
+                    with args.out.open("a", encoding="utf-8") as file:
+                        file.write(line_of(key, known[key]))
+    for score in dict.fromkeys(key[0] for key in known):
+        found = {key: outcomes for key, outcomes in known.items() if key[0] == score}
+        seeds = ", ".join(str(seed) for seed in sorted({key[2] for key in found}))
+        print(f"\n{score}, {len(found)} federations, seeds {seeds}\n\n{table(found)}\n\n{goals(found)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -331,7 +331,7 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "nowhere.toml"], "there is no file nowhere.toml"),
         (["run", "fedal", "-s", "params.tua=3", "-s", "sede=1"], "Did you mean 'tau'?"),
         (["run", "fedal", "--workers", "3", "--engine", "batched"], "takes one worker, not 3"),
-        (["run", "fedal", "--workers", "0"], "not in the range x>=1"),
+        (["run", "fedal", "--workers", "0"], "Invalid value for '--workers'"),
         (["run", "fedal", "--engine", "locl"], "engine.name: "),
         (["run", "fedal", "--device", "cuda:77"], "is not available here"),
         (["run", "fedal", "-s", "engine.address=1.2.3.4"], "address belongs to the engine ray"),

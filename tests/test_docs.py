@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from click import ClickException, Context, Group
+from typer.core import TyperGroup
 from typer.main import get_command
 
 import fedloom
@@ -52,18 +52,20 @@ names = functools.cache(listing)
 def mistake(line: str) -> str:
     """What is wrong with the arguments of a `fedloom ...` line; "" if nothing is. Nothing is run."""
     known, group = names(), get_command(app)
-    assert isinstance(group, Group)
+    assert isinstance(group, TyperGroup)
     words = shlex.split(line, comments=True)
     words = words[: -1 if words[-1:] == ["&"] else None]
-    parent = Context(group, info_name="fedloom")
+    parent = group.context_class(group, info_name="fedloom")
     try:
         name, command, words = group.resolve_command(parent, words)
-        while isinstance(command, Group):
+        while isinstance(command, TyperGroup):
             name, command, words = command.resolve_command(parent, words)
         assert name is not None and command is not None
         given = command.make_context(name, [*words], parent=parent).params
-    except ClickException as error:
-        return error.format_message()
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of click, or of Typer's copy of it
+            raise
+        return str(error.format_message())
     keys = [k.partition("=")[0] for p in command.params if "--set" in p.opts for k in given[p.name or ""] or ()]
     params = {row["name"] for rows in known["params"].values() for row in rows}
     for key in keys:

@@ -108,6 +108,34 @@ def test_a_pass_is_not_reused_after_the_weights_moved() -> None:
     assert torch.equal(network.flat, twin.flat)
 
 
+def test_descend_gives_the_same_bits_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of outputs and gradient is the fallback for a torch without the engine's function."""
+    found = []
+    for missing in (False, True):
+        if missing:
+            monkeypatch.setattr("fedloom.core.network._engine_run_backward", None)
+        ours = Network(net(), Adam(0.01))
+        for _ in range(3):
+            ours.descend(X, (ours.forward(X) - 1).double() / 7)
+        found.append(ours.flat.clone())
+    assert torch.equal(*found)
+
+
+def test_a_module_keeps_its_own_way_to_switch_to_evaluation() -> None:
+    """A part that overrides `train`, such as a frozen one, is asked; else all parts are switched."""
+
+    class Frozen(nn.Linear):
+        def train(self, mode: bool = True) -> Frozen:
+            return super().train(False)
+
+    for part, training in ((nn.Linear(5, 7), True), (Frozen(5, 7), False)):
+        ours = Network(nn.Sequential(part, nn.Sequential(nn.ReLU()), nn.Linear(7, 3)), SGD(0.1))
+        ours.infer(X)
+        assert not any(m.training for m in ours.module.modules())
+        ours(X)
+        assert [m.training for m in ours.module.modules()] == [True, training, True, True, True]
+
+
 def test_descend_moves_along_the_gradients_of_torch_s_backward() -> None:
     network, module = Network(net(), SGD(0.1)), net()
     scale = torch.tensor(2.0, requires_grad=True)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -563,6 +564,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (
         "mean over owners" in text and "revealed: client to server: weights, rows" in text and "trainings, " in progress
     )
+    assert len(re.findall(r"^  calibration error 0\.\d+ alone, 0\.\d+ federated$", text, re.MULTILINE)) == 2
     content = json.loads((tmp_path / "t" / "trial.json").read_text())
     assert content["owners"]["a"]["decision"] in ("join", "alone", "same", "undecided")
     html = (tmp_path / "t" / "trial.html").read_text()

@@ -282,3 +282,38 @@ def test_a_column_whose_library_cannot_hand_it_over_is_a_sentence() -> None:
 
     with pytest.raises(DataError, match=r"type Categorical, which the .* convert the column"):
         read_data({**PLAIN, "z": Categories("uv" * 20)}, label="y")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 200_000, b'{"a":' * 200_000, b'{"info": ' + b"9" * 10_000 + b"}", b"\xff\xfe{", b"null", b'{"info": []}',
+     b'{"info": {"features": [1]}}'],
+    ids=["deep", "deep objects", "many digits", "no text", "null", "a list", "features in a list"],
+)  # fmt: skip
+def test_metadata_of_parquet_that_take_a_parser_down_are_one_sentence(text: bytes, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    pq.write_table(pyarrow.table(PLAIN, metadata={b"huggingface": text}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="its metadata 'huggingface' cannot be read; write the file without them"):
+        read_data(str(tmp_path / "t.parquet"), label="y")
+
+
+def test_metadata_of_parquet_of_other_programs_change_nothing(tmp_path: Path) -> None:
+    """Also where they are deep, of other shapes, or large."""
+    import json
+
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    features = {f"c{k}": {"_type": "Value"} for k in range(50_000)} | {"y": {"_type": "ClassLabel", "names": 7}, "x": 3}
+    odd = {
+        b"pandas": b"[" * 200_000,
+        b"ARROW": b"\x00" * 1000,
+        b"huggingface": json.dumps({"info": {"features": features}}).encode(),
+    }
+    tables = [pyarrow.table(PLAIN), pyarrow.table(PLAIN, metadata=odd)]
+    for k, table in enumerate(tables):
+        pq.write_table(table, tmp_path / f"{k}.parquet")
+    plain, other = (read_data(str(tmp_path / f"{k}.parquet"), label="y") for k in range(2))
+    assert (plain.x == other.x).all() and (plain.y == other.y).all()

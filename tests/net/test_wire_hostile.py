@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fedloom.core.errors import MessageError
 from fedloom.remote import frames, rpc_errors, rpc_server
 from fedloom.remote import rpc_client as links
-from fedloom.remote.frames import LARGEST_PIECE, PIECE, FrameError, framed, unframed
+from fedloom.remote.frames import LARGEST_PIECE, PIECE, FrameError, framed, unframed, whole
 from fedloom.remote.rpc_errors import CallRefused
 from tests.net.wires import LIMIT, ByHand, Echo, first, hostile, linked, run, serving
 
@@ -73,6 +73,52 @@ def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code:
         assert not handler.calls
         await _until(lambda: not server.service._streams)  # the caller may hear of the end before the node is through
         assert sum(len(call.body) for call in server.service._calls.values()) <= 2
+
+    against(test)
+
+
+def told(data: bytes = b"", **values: Any) -> bytes:
+    """A call of one message."""
+    about = {"kind": "echo", "id": "1", "bytes": len(data), "sum": zlib.crc32(data), "taken": ""}
+    return whole({**about, **values}, data)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (told(b"12", bytes=3), Status.INVALID_ARGUMENT),
+        (told(b"1234", bytes=3), Status.INVALID_ARGUMENT),
+        (told(b"123", sum=1), Status.INVALID_ARGUMENT),
+        (told(bytes=LIMIT + 1), Status.OUT_OF_RANGE),
+        (told(id="x" * 400), Status.INVALID_ARGUMENT),
+        (told(taken=1), Status.INVALID_ARGUMENT),
+        (first(b"123"), Status.INVALID_ARGUMENT),
+        (bytes(LARGEST_PIECE + 1), Status.RESOURCE_EXHAUSTED),
+        (b"", Status.INVALID_ARGUMENT),
+    ],
+)
+def test_a_call_of_one_message_is_what_it_says_or_reaches_nobody(sent: bytes, code: grpc.StatusCode) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await hand.told(sent)
+        assert refusal.value.code() is code
+        assert not handler.calls
+
+    against(test)
+
+
+def test_an_answer_is_kept_until_its_own_caller_confirms_it() -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        other = ByHand(server.port, "other")
+        assert (await hand.told(told(b"one"))).endswith(b"one")
+        assert (await hand.told(told(b"one"))).endswith(b"one") and len(handler.calls) == 1
+        await other.told(told(id="2", taken="1 3"))
+        assert ("mallory", "1") in server.service._calls
+        await hand.told(told(id="2", taken="1 3"))
+        assert ("mallory", "1") not in server.service._calls
+        await hand.told(told(b"one"))
+        assert len(handler.calls) == 4
+        await other.close()
 
     against(test)
 
@@ -427,8 +473,10 @@ def test_answers_that_cannot_be_read_are_asked_for_a_few_times_only(script: Any)
 @pytest.mark.parametrize("have", [-1, 10**6, 2**62])
 def test_a_node_that_has_more_than_there_is_gets_nothing(have: int) -> None:
     async def script(frames_in: Any, context: Any) -> None:
-        head, _ = unframed(await anext(frames_in), again=bool, got=int, of=int, kind=str, id=str, bytes=int, sum=int)
-        if not head["again"]:
+        frame = await anext(frames_in)
+        try:
+            unframed(frame, again=bool, got=int, of=int, kind=str, id=str, bytes=int, sum=int)
+        except FrameError:  # the call of one message
             return
         await context.write(next(framed({"have": have})))
         with suppress(StopAsyncIteration):

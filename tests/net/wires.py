@@ -164,12 +164,20 @@ async def hostile(script: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterato
         count[0] += 1
         await script(frames_in, context)
 
+    async def tell(frame: bytes, context: Any) -> bytes:
+        """The script's first frame, of a call of one message."""
+        written = FirstFrame(context)
+        with suppress(StopWriting):
+            await ask(_frames(frame), written)
+        return written.frame
+
     async def pulse(_: bytes, context: Any) -> bytes:
         return b""
 
     server = grpc.aio.server(options=(("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)))
     rpcs = {
         "Ask": grpc.stream_stream_rpc_method_handler(ask),
+        "Tell": grpc.unary_unary_rpc_method_handler(tell),
         "Pulse": grpc.unary_unary_rpc_method_handler(pulse),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(frames.SERVICE, rpcs),))
@@ -181,6 +189,28 @@ async def hostile(script: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterato
         await server.stop(0)
 
 
+class FirstFrame:
+    """The context of a call of one message: keeps the first frame that a script writes, and ends the script at the
+    second."""
+
+    def __init__(self, context: Any) -> None:
+        self.frame, self.abort = b"", context.abort
+
+    async def write(self, frame: bytes) -> None:
+        if self.frame:
+            raise StopWriting
+        self.frame = frame
+
+
+class StopWriting(Exception):
+    """A call of one message has room for one frame."""
+
+
+async def _frames(*sent: bytes) -> AsyncIterator[bytes]:
+    for frame in sent:
+        yield frame
+
+
 class ByHand:
     """Streams of frames that no link would send, in the insecure mode."""
 
@@ -190,6 +220,12 @@ class ByHand:
 
     def call(self) -> Any:
         return self._channel.stream_stream(frames.ASK)(metadata=((frames.NAME, self._name),))
+
+    async def told(self, frame: bytes) -> bytes:
+        """The answer to a call of one message; raises AioRpcError."""
+        tell = self._channel.unary_unary(frames.TELL)
+        answer: bytes = await tell(frame, metadata=((frames.NAME, self._name),))
+        return answer
 
     async def status(self, *sent: bytes, end: bool = True) -> tuple[grpc.StatusCode, str]:
         """What the server says in the end of these frames, and perhaps of the end of the stream."""

@@ -15,10 +15,13 @@ from fedloom.core.evaluation import MAX_LOSS, exact_scores, score
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
+from fedloom.methods.tables.steps import layout_tree, trees_tree
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.budget import FILE
 from fedloom.remote.node.looks import SCALE, _keyed, _laplace, blurred
 from fedloom.remote.rpc_errors import CallRefused
+from fedloom.trees.bins import Bins, keys
+from fedloom.trees.model import Trees
 from tests.experiment.test_own_data import ALLOWED, rows, run
 from tests.node.hosts import RunRequest, doing, node, opening, which
 
@@ -33,7 +36,9 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
     def make(method: str = "fedavg", text: str | None = None, *, secret: bool = True, **data: Any) -> RunRequest:
         allowed = {"rows": path, **ALLOWED, **data}
-        cfg = node(tmp_path, methods=["fedavg", "local"], data={"wards": allowed}, secret_noise=secret, max_runs=9)
+        cfg = node(
+            tmp_path, methods=["fedavg", "local", "fedforest"], data={"wards": allowed}, secret_noise=secret, max_runs=9
+        )
         made.append(RunRequest(cfg))
         made[-1]("open", opening(text or opened(method)))
         return made[-1]
@@ -46,8 +51,8 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 def opened(method: str = "fedavg", **changes: Any) -> str:
     """The config of a run on these rows."""
     kind: dict[str, Any] = {"method": method, "models": {"pool": ["linear"]}, **changes}
-    if method == "fedavg":
-        kind["params"] = {"batch_size": 8}
+    if method != "local":
+        kind["params"] = {"batch_size": 8} if method == "fedavg" else {}
     return for_nodes(build(run(**kind), PrivateData())).model_dump_json()
 
 
@@ -230,3 +235,27 @@ def test_the_noise_has_the_distribution_that_is_stated() -> None:
     assert abs(draws.mean()) < 0.1 and abs(np.abs(draws).mean() - SCALE) < 0.1
     assert abs((np.abs(draws) > SCALE * np.log(10)).mean() - 0.1) < 0.01
     assert np.isfinite([_laplace(b"\0" * 8), _laplace(b"\xff" * 8)]).all()
+
+
+def cut_off(at: float) -> Any:
+    """A tree over one bin border whose right side is no node."""
+    left, child = np.array([[64], [0]], np.uint8), np.array([1, 0], np.int32)
+    trees = Trees(np.array([0]), np.array([0, -1], np.int16), left, child, np.array([[0, 0], [1, 1]]))
+    edges = (keys(np.array([at], np.float32)), np.empty(0, np.int64), np.arange(1))
+    return layout_tree(Bins(edges, np.array([False, False, True]))), trees_tree(trees)
+
+
+def test_no_row_decides_whether_a_score_fails(hosts: Hosts) -> None:
+    """Crafted trees predict, or fail, as a test row is in a region: an exact answer beside the noise of scores."""
+    told = []
+    for at in (-100.0, 100.0):
+        ask = hosts("fedforest", score=True)
+        layout, trees = cut_off(at)
+        (run_,) = ask.host._node_runs.values()
+        first = {"layout": layout, "first": 0, "trees": {name: x[:0] for name, x in trees.items()}}
+        learned = payload.unpack(ask("do", doing(0, ask.host, method="begin", shared=first)))[0]["lines"]
+        learned += payload.unpack(ask("do", doing(1, ask.host, method="learn", shared={"trees": trees})))[0]["lines"]
+        assert "failure" in learned[1], "trees that cannot predict are refused"
+        run_.party.trees = trees  # as if they were not
+        told.append(sorted(looked(ask, 2, {})))
+    assert told[0] == told[1] == ["accuracy", "chance", "loss", "rows"]

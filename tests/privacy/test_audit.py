@@ -20,6 +20,7 @@ AUDITS: dict[str, Any] = {
     "one run": lambda: audit_epsilon.audit_one_run(16_000),
     "choice of neighbours": lambda: audit_epsilon.audit_choice(40),
     "sums of leaves": lambda: audit_epsilon.audit_leaves(24),
+    "sums of leaves of a number": lambda: audit_epsilon.audit_leaves(24, number=True),
     "node": lambda: audit_epsilon.audit_node(24, short=True),
 }
 

@@ -12,6 +12,7 @@ from fedloom.core import message
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.reading import check
+from fedloom.methods.vertical.fedhssl import TOP
 from fedloom.remote import payload
 from fedloom.remote.rpc_errors import CallRefused
 from tests.node.hosts import RUN, RunRequest, doing, opening
@@ -30,22 +31,23 @@ CUTS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def ask(hosts: Callable[..., RunRequest]) -> RunRequest:
-    made = hosts(methods=["split"], data={"digits": {"dataset": "digits"}})
-    values: dict[str, Any] = {"method": "split", "rounds": 3, "models": {"pool": ["mlp"]}, "data": {"clients": 3}}
+@pytest.fixture(params=["split"])
+def ask(hosts: Callable[..., RunRequest], request: Any) -> RunRequest:
+    made = hosts(methods=[request.param], data={"digits": {"dataset": "digits"}})
+    values: dict[str, Any] = {"method": request.param, "rounds": 6, "models": {"pool": ["mlp"]}, "data": {"clients": 3}}
     values |= {"params": {"batch_size": BATCH, "embedding_dim": WIDE}, "columns": {"aligned": ALIGNED}}
     made("open", opening(for_nodes(build(check({"run": values}).run)).model_dump_json(), party=1))
     return made
 
 
-def asked(ask: RunRequest, call: int, method: str, **shared: Any) -> Any:
+def asked(ask: RunRequest, call: int, method: str, round: int = 0, **shared: Any) -> Any:
     """The reply, or the line of a failure."""
-    head, rest = payload.unpack(ask("do", doing(call, ask.host, method=method, shared=shared)))
+    head, rest = payload.unpack(ask("do", doing(call, ask.host, method=method, round=round, shared=shared)))
     line = head["lines"][0]
     return payload.decoded(rest, line["reply"]) if "reply" in line else line
 
 
+@pytest.mark.parametrize("ask", ["split", "ss-vfl", "fedhssl"], indirect=True)
 def test_no_gradient_leaves_a_network_that_is_not_finite_or_tells_why(ask: RunRequest) -> None:
     party: Any = ask.host._node_runs[RUN].party
     before = message.digest(party.state())
@@ -80,3 +82,19 @@ def test_batches_are_of_aligned_rows_and_as_many_as_a_round_has(ask: RunRequest)
     for on in ("aligned", "own", "train"):
         body = doing(turns + 1, ask.host, method="contribution", round=-1, shared={"on": on})
         assert "for test rows only" in ask.refused("do", body).words
+
+
+@pytest.mark.parametrize("ask", ["fedhssl"], indirect=True)
+def test_a_mean_of_tops_replaces_tops_alone(ask: RunRequest) -> None:
+    """With an encoder of its own a coordinator would read the columns from embeddings."""
+    party: Any = ask.host._node_runs[RUN].party
+    bottom = next(name for name in party.params if name.startswith("cross.body"))
+    top = {name: torch.ones_like(party.params[name]) for name in party.part(TOP)}
+    before = message.digest(party.state())
+    wrong = [{**top, bottom: torch.zeros_like(party.params[bottom])}, {bottom: party.params[bottom]}, {}]
+    for call, sent in enumerate(wrong):
+        told = asked(ask, call, "share", round=call, top=sent)
+        assert told == {"failure": "not a message", "injected": False}
+        assert message.digest(party.state()) == before
+    asked(ask, len(wrong), "share", round=len(wrong), top=top)
+    assert message.digest(party.state()) != before

@@ -11,7 +11,9 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
+from benchmarks import crafted
 
+from fedloom.core.context import ClientContext
 from fedloom.core.engine import WRONG_SHAPE, Failure
 from fedloom.core.errors import MessageError
 from fedloom.core.fixed_point import threshold
@@ -20,10 +22,16 @@ from fedloom.core.templates import spell
 from fedloom.experiment.plan.build import build
 from fedloom.experiment.plan.node_party import for_nodes
 from fedloom.experiment.plan.private import PrivateData
+from fedloom.experiment.plan.reading import check
+from fedloom.methods import registry
+from fedloom.methods.tables import design as designs
+from fedloom.methods.tables import newton
+from fedloom.methods.tables.steps import tensors
 from fedloom.protect import masks
 from fedloom.protect.masks import SumMember, question, unmasked
 from fedloom.remote import payload
 from fedloom.remote.node.masking import Participants, SumKeeper, SumRecord
+from fedloom.remote.node.terms import weaknesses
 from fedloom.remote.node_session import TaskResults
 from fedloom.remote.rpc_errors import CallRefused
 from fedloom.remote.secure_sum import secure_sum
@@ -386,3 +394,32 @@ def test_no_row_decides_whether_a_node_is_in_a_sum(node_in_a_sum: Any, caplog: p
     assert before == after == honest
     assert "counts as nothing" in caplog.text  # its owner is told
     assert all(x.isfinite().all() for x in party.params.values())
+
+
+def test_25_crafted_questions_of_fedglm_tell_few_rows() -> None:
+    """As many as a run of 25 rounds has: a node answers one in a round, and none in further rounds."""
+    cfg = registry()["fedglm"].configure()
+    assert cfg.calls_in_round(ClientContext(0)).get("derivatives", 1) == 1
+    assert 0.01 < next(crafted.from_sums(0))[3] < 0.06
+
+
+def test_effects_of_owners_tell_the_means_of_each_owner_also_in_a_sum() -> None:
+    """W8: of the honest first round of `fedglm` with effects of owners."""
+    values: dict[str, Any] = {"method": "fedglm", "rounds": 2, "params": {"owners": "fixed"}}
+    values |= {"data": {"name": "wine", "clients": 3, "partition": "iid"}, "aggregate": {"secure": True}}
+    plan = build(check({"run": values}).run)
+    assert not plan.cfg.rows_add_up and "W8" in weaknesses(plan.run, plan.method, plan.cfg)
+    parties: list[Any] = [plan.clients[k]() for k in range(3)]
+    x = [designs.complete(party)[0] for party in parties]
+    whole = np.concatenate(x)
+    scale = np.where(whole.std(0) > 0, whole.std(0), 1)
+    design = {"mean": whole.mean(0), "scale": scale, "kept": np.ones(whole.shape[1], bool), "outcome": np.zeros(2)}
+    shared: Any = {**tensors(**design), "rows": len(whole)}
+    p, k = whole.shape[1] + 1, plan.server_context.classes - 1
+    bits, beta = newton.bits_for(len(whole), 64), torch.zeros(k, p, dtype=torch.float64)
+    sums = sum(party.derivatives(design=shared, beta=beta, bits=bits)["sums"] for party in parties)
+    _, _, hessian = newton.opened(sums.numpy(), p, k, bits)
+    own = p - 2  # the effect of owner 1
+    back = hessian[own, :p] * scale[own - 1] + hessian[0, :p] * whole.mean(0)[own - 1]
+    means = back[1 : p - 2] / back[0] * scale[: p - 3] + whole.mean(0)[: p - 3]
+    assert np.abs(means - x[1].mean(0)[: p - 3]).max() < 1e-6

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
-from click import Context, Group
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from fedloom._version import __version__
 from fedloom.cli import catalog, check, data, deploy, pretrain, remote, reports, runs, stats, sweep, trial
@@ -68,11 +68,11 @@ def help_(context: typer.Context, command: Annotated[str | None, typer.Argument(
     """Show the help, or that of a command."""
     assert context.parent is not None
     group = context.parent.command
-    assert isinstance(group, Group)
+    assert isinstance(group, TyperGroup)
     found = group if command is None else group.get_command(context.parent, command)
     if found is None:
         raise ConfigError(f"there is no command {command!r}.{did_you_mean(str(command), group.commands)}")
-    parent = context.parent if command is None else Context(found, info_name=command, parent=context.parent)
+    parent = context.parent if command is None else found.context_class(found, info_name=command, parent=context.parent)
     typer.echo(found.get_help(parent))
 
 
@@ -179,7 +179,7 @@ def _as_command(error: Exception) -> str:
     if any(row["name"] == name for kind in ("methods", "experiments") for row in known[kind]):
         return f"there is no command {name!r}: write fedloom run {name}"
     group = typer.main.get_command(app)
-    assert isinstance(group, Group)
+    assert isinstance(group, TyperGroup)
     return f"there is no command {name!r}.{did_you_mean(name, group.commands)}"
 
 

@@ -2,13 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from click import Command, Context, Group, HelpFormatter
 from rich.markup import escape
 from rich.padding import Padding
 from typer.core import TyperCommand, TyperGroup
 
 from fedloom.cli.options import out
+
+if TYPE_CHECKING:  # Typer 0.26 and newer have their own copy of click, so nothing of click is used when this runs
+    from click import Context, HelpFormatter
 
 NARROW = 80
 """Characters below which Typer's boxes cut words off."""
@@ -19,10 +22,10 @@ def paragraphs(function: Callable[..., object]) -> str:
     return "\n\n".join(" ".join(part.split()) for part in inspect.getdoc(function).split("\n\n"))  # type: ignore[union-attr]
 
 
-class FitsNarrow(Command):
-    """A command whose help fits narrow terminals."""
+class OneCommand(TyperCommand):
+    """One command, with help that fits narrow terminals."""
 
-    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_help(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Print the help."""
         if out.width < NARROW:
             _print_narrow(self, ctx)
@@ -30,15 +33,18 @@ class FitsNarrow(Command):
             super().format_help(ctx, formatter)
 
 
-class OneCommand(FitsNarrow, TyperCommand):
-    """One command."""
+class Commands(TyperGroup):
+    """A group of commands, with help that fits narrow terminals."""
+
+    def format_help(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Print the help."""
+        if out.width < NARROW:
+            _print_narrow(self, ctx)
+        else:
+            super().format_help(ctx, formatter)
 
 
-class Commands(FitsNarrow, TyperGroup):
-    """A group of commands."""
-
-
-def _print_narrow(command: Command, context: Context) -> None:
+def _print_narrow(command: TyperCommand | TyperGroup, context: "Context") -> None:
     """Print each argument, option and command in a line, and its text below it."""
     out.print(command.get_usage(context), markup=False)
     out.print(f"\n{command.help or ''}")
@@ -51,14 +57,14 @@ def _print_narrow(command: Command, context: Context) -> None:
         out.print(f"\n{command.epilog}")
 
 
-def _sections(command: Command, context: Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def _sections(command: TyperCommand | TyperGroup, context: "Context") -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The headings of the help, each with names and texts, as markup."""
     records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(context):
         if record := param.get_help_record(context):
             records["Arguments" if param.param_type_name == "argument" else "Options"].append(record)
     yield from ((heading, entries) for heading, entries in records.items() if entries)
-    if not isinstance(command, Group):
+    if not isinstance(command, TyperGroup):
         return
     panels: dict[str, list[tuple[str, str]]] = {}
     for name, one in command.commands.items():

@@ -14,7 +14,6 @@ from fedloom.cli.options import (
     Seed,
     err,
     out,
-    plain_table,
     print_plain,
     standard_input,
     written,
@@ -194,23 +193,33 @@ def trial(
 
 
 def _show(result: "TrialResult") -> None:
+    from rich.padding import Padding
+
     from fedloom.experiment.trial import next_step, score_name, sentence, shown_gain, shown_score
 
-    first, scores_of = ("", ("alone", "joint")) if result.by_columns else ("owner", ("alone", "federated", "pooled"))
-    table = plain_table(first, "decision", "next", numbers=("rows", *scores_of))
-    for name, card in result.owners.items():
-        text = sentence(card, result.metric)
-        values = (card.alone, card.federated, card.pooled)[: len(scores_of)]
-        scores = (shown_score(value, result.metric) for value in values)
-        decision = f"[{COLORS[card.decision]}]{escape(text)}[/]"
-        table.add_row(escape(name), decision, next_step(card, by_columns=result.by_columns), f"{card.rows:,}", *scores)
+    metric, sides = (
+        score_name(result.metric),
+        ("alone", "joint") if result.by_columns else ("alone", "federated", "pooled"),
+    )
     for note in result.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
-    out.print(table)
+    for name, card in result.owners.items():
+        values = (card.alone, card.federated, card.pooled)
+        scores = [
+            f"{shown_score(v, result.metric)} {side}" for v, side in zip(values, sides, strict=False) if v is not None
+        ]
+        below = [next_step(card, by_columns=result.by_columns)]
+        below.append("; ".join([f"{card.rows:,} rows", *([f"{metric} {', '.join(scores)}"] if scores else [])]))
+        if card.calibration:
+            errors = ", ".join(f"{error:.3f} {side}" for error, side in zip(card.calibration, sides, strict=False))
+            below.append(f"calibration error {errors}")
+        out.print(f"[bold]{escape(name)}[/]: [{COLORS[card.decision]}]{escape(sentence(card, result.metric))}[/]")
+        for line in below:
+            out.print(Padding(line, (0, 0, 0, 2), expand=False))
     gain = result.overall["gain"]
     out.print(
         f"{'all people' if result.by_columns else 'mean over owners'}: "
-        f"{score_name(result.metric)} {'–' if gain is None else shown_gain(gain, result.metric)}, {result.split}; "
+        f"{metric} {'–' if gain is None else shown_gain(gain, result.metric)}, {result.split}; "
         f"alone: {escape(result.alone)}"
     )
     if result.by_columns:

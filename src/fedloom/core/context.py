@@ -50,7 +50,9 @@ class Rows:
     def x(self, which: Tensor) -> Tensor:
         """Inputs (B, ...) float32 of rows `which` (B,), numbered within this subset."""
         raw = self.pool.index_select(0, self.index[which])
-        return raw.sub(self.shift).div_(self.scale)  # converts pixels to floats
+        if not raw.is_floating_point():
+            raw = raw.float()  # pixels, in less time than a difference of two dtypes takes
+        return raw.sub(self.shift).div_(self.scale)
 
     def y(self, which: Tensor) -> Tensor:
         """Labels (B,) of rows `which` (B,). Raises MethodError if the rows have no labels here."""

@@ -109,6 +109,15 @@ def score(
     }
 
 
+def worst_score(party: Party[object], *, on: str) -> dict[str, Tree]:
+    """The `score` of a model that cannot predict: all rows count most. Whether it can may depend on a row."""
+    labels = _labels(party, on)
+    if party.context.target is not None:
+        return number_score(torch.full_like(labels, torch.inf), labels)
+    chance = labels.bincount().max() / len(labels)
+    return {"accuracy": torch.tensor(0.0), "loss": torch.tensor(MAX_LOSS), "chance": chance, "rows": len(labels)}
+
+
 def number_score(predicted: Tensor, y: Tensor) -> dict[str, Tree]:
     """Four summary numbers of standardized predictions (n,) of y (n,), for test rows whose labels are private: the mean
     squared and the mean absolute error, the mean squared error of the best constant, and the rows.

@@ -16,6 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+try:
+    from torch.autograd.graph import _engine_run_backward
+except ImportError:  # another torch
+    _engine_run_backward = None  # type: ignore[assignment]
+
 from fedloom.core._layout import ALIGNMENT, fast_format, flattened, layout, lent, places, unflatten
 from fedloom.core.context import Batches
 from fedloom.core.errors import ModelError, StateError
@@ -58,6 +63,7 @@ class Network:
                 "call .float() and .to(device) on it first"
             )
         self.parameters = parameters
+        self._places = list(places(module, parameters))
         self.format = fast_format(module, next(iter(parameters.values())))
         first = {k: p.detach().clone() for k, p in parameters.items()}
         flat = torch.cat([p.reshape(-1) for p in first.values()])
@@ -81,6 +87,10 @@ class Network:
         self._keeper: Keep | None = None
         self._before: Tensor | None = None
         self.in_loss = False
+        every_module = list(module.modules())
+        plain = all(type(m).train is nn.Module.train for m in every_module)
+        self._modes = [vars(m) for m in every_module] if plain else []
+        self._has_group_norm = any(isinstance(m, nn.GroupNorm) for m in every_module)
         self._has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         module.train()
 
@@ -206,7 +216,7 @@ class Network:
         at = {k: _formatted(weights[k], self.format).detach().requires_grad_() for k in self.parameters}
         self._at = at
         try:
-            with lent(list(places(self.module, self.parameters)), at):
+            with lent(self._places, at):
                 value = self._value(loss, batch)
             grads = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
         finally:
@@ -215,7 +225,7 @@ class Network:
 
     def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]) -> dict[str, Tensor]:
         """Per-row gradients (B, ...) of `loss` by name; no step."""
-        where = list(places(self.module, {k: self.parameters[k] for k in of}))
+        where = [place for place in self._places if place[2] in of]
 
         def row_loss(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
             with lent(where, params):
@@ -236,11 +246,12 @@ class Network:
         torch 2.13 crashes in a GroupNorm of channels-last images if the gradient of its weights is needed but not that
         of its input.
         """
+        if self.format != torch.channels_last or not self._has_group_norm:
+            return []
         every = list(self.parameters)
         first = next((k for k in every if k in names), every[0])
         owner = self.module.get_submodule(first.rpartition(".")[0])
-        crashes = self.format == torch.channels_last and isinstance(owner, nn.GroupNorm) and first != every[0]
-        return every[:1] if crashes else []
+        return every[:1] if isinstance(owner, nn.GroupNorm) and first != every[0] else []
 
     @contextlib.contextmanager
     def _learning(self, names: Collection[str]) -> Iterator[None]:
@@ -266,8 +277,7 @@ class Network:
         _, outputs, moved = self._pass(x)
         if gradient.shape != outputs.shape:
             raise ValueError(f"gradient of shape {(*gradient.shape,)} for outputs of shape {(*outputs.shape,)}")
-        # The gradients of outputs.backward(gradient), which imports SymPy: half a second in each process.
-        self._step((outputs * gradient.detach()).sum())
+        self._step(outputs, gradient.detach())
         copy_state(self._buffers, moved, "buffers")
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -303,11 +313,11 @@ class Network:
         for owner, key, name in self.owners:
             owner[key] = buffers[name]
 
-    def _step(self, value: Tensor) -> None:
-        """One optimizer step along the gradient of `value` ()."""
+    def _step(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """One optimizer step along the gradient of a scalar, or along that of `outputs` times a `gradient`."""
         self._keep()
         self._sent = None
-        value.backward()  # type: ignore[no-untyped-call]
+        _backward(outputs, gradient)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for p in self.parameters.values():
             p.grad = None
@@ -332,7 +342,11 @@ class Network:
         return x.contiguous(memory_format=self.format) if x.dim() == 4 else x
 
     def _mode(self, training: bool) -> None:
-        if self.module.training != training:
+        if self.module.training == training:
+            return
+        for values in self._modes:  # as `train` does, whose checks of each attribute take longer than a small pass
+            values["training"] = training
+        if not self._modes:
             self.module.train(training)
 
     # -- state -----------------------------------------------------------------------------------
@@ -419,6 +433,17 @@ def of_the_batch(module: nn.Module) -> Iterator[None]:
     finally:
         for m, (mean, var) in zip(norms, own, strict=True):
             m._buffers["running_mean"], m._buffers["running_var"] = mean, var
+
+
+def _backward(outputs: Tensor, gradient: Tensor | None) -> None:
+    """As `outputs.backward(gradient)`, which imports SymPy where there is a gradient, half a second in each process,
+    and checks shapes by it at each call."""
+    if gradient is None:
+        outputs.backward()  # type: ignore[no-untyped-call]
+    elif _engine_run_backward is None:
+        (outputs * gradient).sum().backward()
+    else:
+        _engine_run_backward((outputs,), (gradient.to(outputs.dtype),), False, False, (), True, accumulate_grad=True)
 
 
 @lru_cache(maxsize=8)

@@ -4,7 +4,6 @@ A party's parameters are views of one vector (see `fedloom.core.network`), so a 
 long vectors instead of one per layer. The formulas are `torch.optim`'s, and a test holds them to it.
 """
 
-import contextlib
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -137,9 +136,11 @@ def clipped(gradients: list[Tensor], most: float | None) -> list[Tensor]:
 
 def _number(count: Tensor) -> Rate:
     """A counter as an int on the CPU; on a GPU reading it would wait for all queued work."""
-    if count.device.type == "cpu":
-        with contextlib.suppress(RuntimeError):  # under vmap: one counter for each party
+    if count.is_cpu:
+        try:
             return int(count)
+        except RuntimeError:  # under vmap: one counter for each party
+            pass
     return count.double()
 
 

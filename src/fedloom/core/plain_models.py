@@ -40,11 +40,13 @@ class QuickForest:
             target = np.eye(len(self.classes_))[place]
         rows, columns, n = np.ascontiguousarray(x, np.float32), None if self._number else "sqrt", len(y)
         draw, self._trees = np.random.RandomState(self._seed), list[Any]()
+        state = np.random.RandomState(0)  # seeded anew for each tree: a new one takes as long as a small tree
         with sklearn.config_context(skip_parameter_validation=True, assume_finite=True):
             for seed in draw.randint(np.iinfo(np.int32).max, size=TREES):
-                drawn = np.random.RandomState(seed).randint(0, n, n, dtype=np.int32)
-                counts = np.bincount(drawn, minlength=n).astype(np.float64)
-                tree = DecisionTreeRegressor(max_features=columns, random_state=seed)
+                state.seed(seed)
+                counts = np.bincount(state.randint(0, n, n, dtype=np.int32), minlength=n).astype(np.float64)
+                state.seed(seed)
+                tree = DecisionTreeRegressor(max_features=columns, random_state=state)
                 self._trees.append(tree.fit(rows, target, counts, check_input=False).tree_)
         return self
 

@@ -320,22 +320,29 @@ def _read_parquet_file(path: Path, name: str, grammar: Grammar = PLAIN) -> Conte
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
+    try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         told = about.get("info", {}).get("features", {}).items()
         features: dict[str, Any] = {plain_name(c): kind for c, kind in told if isinstance(kind, dict)}
-        floats = [pa.types.is_floating(kind) for kind in schema.types]
-        parts = [Growing(file.metadata.num_rows if is_float else 0) for is_float in floats]
-        chunks: list[list[Any]] = [[] for _ in floats]
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise DataError(f"{path}: its metadata 'huggingface' cannot be read; write the file without them.") from error
+    names = [plain_name(column) for column in schema.names]
+    refuse_names(names, str(path))
+    floats = [pa.types.is_floating(kind) for kind in schema.types]
+    room = min(max(file.metadata.num_rows, 0), 1 << 27)  # a file may name more rows than it has
+    parts = [Growing(room if is_float else 0) for is_float in floats]
+    chunks: list[list[Any]] = [[] for _ in floats]
+    try:
         for batch in file.iter_batches(BATCH):
             for place, cells in enumerate(batch.columns):
                 if floats[place]:
                     parts[place].add(numbers_in(pa.chunked_array([cells])))
                 else:
                     chunks[place].append(cells)
-    except (OSError, ValueError, RecursionError, AttributeError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    names = [plain_name(column) for column in schema.names]
-    refuse_names(names, str(path))
     images, named = [], {}
     for name_, field_ in zip(names, schema, strict=True):
         kind = features.get(name_, {}).get("_type", "Value")

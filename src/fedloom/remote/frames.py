@@ -1,10 +1,11 @@
 """The frame format of the RPC protocol: gRPC with mutual TLS, and messages in small pieces.
 
-One call is one stream. A call is a head and its bytes, and so is the answer. The first frame holds the head, after its
-length in 4 bytes, and the first piece of the bytes; further frames are pieces. Each head gives the number of bytes and
-their CRC-32. Both ends report how many bytes they already have, so a broken connection resumes where it stopped. A call
-has an id, so its work is done once, however often it is sent. Heartbeats have a connection of their own, so that a
-large transfer on a slow line does not delay them.
+A call is a head and its bytes, and so is the answer. A small call is one message each way; a larger one, and the rest
+of a larger answer, is one stream. The first frame holds the head, after its length in 4 bytes, and the first piece of
+the bytes; further frames are pieces. Each head gives the number of bytes and their CRC-32. Both ends report how many
+bytes they already have, so a broken connection resumes where it stopped. A call has an id, so its work is done once,
+however often it is sent; its answer is kept until the caller confirms it. Heartbeats have a connection of their own, so
+that a large transfer on a slow line does not delay them.
 
 `rpc_server` answers calls and `rpc_client` makes them.
 """
@@ -25,6 +26,11 @@ from fedloom.remote import rpc_errors
 PIECE: Final = 1 << 17
 """Bytes of a piece: small, so that other calls pass in between."""
 LARGEST_PIECE: Final = 1 << 20
+WHOLE: Final = LARGEST_PIECE - (1 << 13)
+"""Bytes of a call, or of the first piece of its answer, that are one message with their head. Such a message takes half
+of the time and work of a stream."""
+MOST_TAKEN: Final = 1 << 11
+"""Characters of the ids of answers that a caller confirms in one call or heartbeat."""
 LARGE: Final = "body"
 """The kind of a call whose answer is a large body: it has a connection of its own, as large calls have."""
 PULSE: Final = 2.0
@@ -46,6 +52,7 @@ CODE: Final = "fedloom-code"
 """Metadata of a refusal: its code. A status without it comes from gRPC, perhaps only because a connection broke."""
 SERVICE: Final = "fedloom.Node"
 ASK: Final = f"/{SERVICE}/Ask"
+TELL: Final = f"/{SERVICE}/Tell"
 PULSES: Final = f"/{SERVICE}/Pulse"
 STATUS: Final = {
     rpc_errors.PENDING: grpc.StatusCode.FAILED_PRECONDITION,
@@ -117,10 +124,14 @@ async def total_of(data: bytes) -> int:
 
 def framed(head: Tree, data: bytes = b"", start: int = 0) -> Iterator[bytes]:
     """The frames of a head and of the data from `start`."""
-    text = message.encode(head, _HEAD)
-    view = memoryview(data)
-    yield b"".join((len(text).to_bytes(4, "little"), text, view[start : start + PIECE]))
+    yield whole(head, memoryview(data)[start : start + PIECE])
     yield from pieces(data, start + PIECE)
+
+
+def whole(head: Tree, data: bytes | memoryview = b"") -> bytes:
+    """One frame of a head and of all of the data."""
+    text = message.encode(head, _HEAD)
+    return b"".join((len(text).to_bytes(4, "little"), text, data))
 
 
 def pieces(data: bytes, start: int) -> Iterator[bytes]:

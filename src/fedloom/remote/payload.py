@@ -9,7 +9,7 @@ from fedloom.core.errors import MessageError
 from fedloom.core.message import Limits, Template, Tree
 from fedloom.remote.rpc_errors import mismatch
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the calls between parties."""
 VERSIONS = f"{PROTOCOL}/{__version__}"
 """Version of the protocol and of fedloom, with which numerical results may change."""

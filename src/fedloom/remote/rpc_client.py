@@ -22,18 +22,22 @@ from fedloom.remote.frames import (
     LARGE,
     LARGEST,
     LARGEST_PIECE,
+    MOST_TAKEN,
     NAME,
     PATIENCE,
     PULSE,
     PULSES,
     SILENCE,
     TAKEN,
+    TELL,
+    WHOLE,
     FrameError,
     framed,
     pieces,
     printable,
     total_of,
     unframed,
+    whole,
 )
 from fedloom.remote.rpc_errors import CallRefused, refused
 
@@ -162,6 +166,8 @@ class RPCClient:
         self._large: grpc.aio.Channel | None = None
         self._lives: grpc.aio.Channel | None = None
         self._loose: set[asyncio.Future[None]] = set()
+        self._told: set[Any] = set()  # small calls in progress
+        self._taken: list[str] = []  # ids of answers that are still to be confirmed
         self._pulses = asyncio.ensure_future(self._listen())
 
     @property
@@ -208,6 +214,10 @@ class RPCClient:
             if not self.up:
                 raise CallRefused(rpc_errors.UNREACHABLE, f"{self.address.name} is unreachable")
             try:
+                if not again and len(body) <= WHOLE and kind != LARGE:
+                    if await self._tell(head, body, answer, end - monotonic()):
+                        return bytes(answer.data)
+                    again = True  # the rest of the answer
                 if await self._while_up(self._attempt({**head, "again": again}, body, answer, end - monotonic())):
                     return bytes(answer.data)
             except _Late:
@@ -238,6 +248,55 @@ class RPCClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _tell(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> bool:
+        """Make a small call by one message, and confirm earlier answers with it. Whether the answer is complete."""
+        if self._calls is None:
+            raise _Broken
+        taken = self._confirmed()
+        frame = whole({**head, "taken": " ".join(taken)}, body)
+        tell = self._calls.unary_unary(TELL)
+        call = tell(frame, timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True)
+        self._told.add(call)
+        try:
+            told = await call
+            self.sent += len(frame)
+            self.received += len(told)
+            self._alive()
+            self._forget(taken)
+            total = self._begin(answer, told)
+            if len(answer.data) != min(total, WHOLE):
+                raise FrameError("an answer must come whole, or its first piece")
+            if len(answer.data) < total:
+                return False
+            self._check_sum(answer)
+        except FrameError:
+            answer.data.clear()
+            raise _Broken(strike=True) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            _check_cancelled()
+            raise _Broken from None  # the connection was closed, not the call cancelled
+        finally:
+            self._told.discard(call)
+        self._taken.append(head["id"])
+        return True
+
+    def _confirmed(self) -> list[str]:
+        """The ids of answers to confirm by the next message."""
+        length, ids = 0, list[str]()
+        for id in self._taken:
+            length += len(id) + 1
+            if length > MOST_TAKEN:
+                break
+            ids.append(id)
+        return ids
+
+    def _forget(self, ids: list[str]) -> None:
+        """Confirm these answers no more."""
+        self._taken = [id for id in self._taken if id not in ids]
+
     async def _attempt(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> None:
         """Make a call once, and append the received pieces to the answer."""
         channel = self._large if len(body) > LARGEST_PIECE or head["kind"] == LARGE else self._calls
@@ -266,9 +325,7 @@ class RPCClient:
             raise self._error(error) from None
         except asyncio.CancelledError:
             call.cancel()
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
+            _check_cancelled()
             raise _Broken from None  # the connection was closed, not the call cancelled
         finally:
             if sending is not None:
@@ -276,8 +333,18 @@ class RPCClient:
                 await asyncio.gather(sending, return_exceptions=True)
 
     async def _receive(self, call: Any, answer: _Answer) -> None:
-        head, piece = unframed(await self._read(call), **{"bytes": int, "sum": int, "from": int})
-        total = head["bytes"]
+        total = self._begin(answer, await self._read(call))
+        while len(answer.data) < total:
+            piece = await self._read(call)
+            if not piece:
+                raise FrameError("empty piece")
+            answer.add(piece, total)
+        self._check_sum(answer)
+
+    def _begin(self, answer: _Answer, frame: bytes) -> int:
+        """Take the first frame of an answer, or of its rest; the bytes of the whole answer."""
+        head, piece = unframed(frame, **{"bytes": int, "sum": int, "from": int})
+        total: int = head["bytes"]
         if not 0 <= total <= self._largest:
             raise CallRefused(
                 rpc_errors.TOO_LARGE,
@@ -285,11 +352,10 @@ class RPCClient:
             )
         answer.begin(head["sum"], head["from"])
         answer.add(piece, total)
-        while len(answer.data) < total:
-            piece = await self._read(call)
-            if not piece:
-                raise FrameError("empty piece")
-            answer.add(piece, total)
+        return total
+
+    @staticmethod
+    def _check_sum(answer: _Answer) -> None:
         if answer.sum != answer.of:
             answer.data.clear()
             raise FrameError("an answer must have the CRC-32 that it announces")
@@ -335,8 +401,11 @@ class RPCClient:
                     self.problem = f"the certificate of {self.address.name} is revoked or has expired"
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
-                told = await pulse(self._session, timeout=PATIENCE, metadata=self._metadata, wait_for_ready=self.up)
+                taken = self._confirmed()
+                body = b" ".join((self._session, *(id.encode() for id in taken)))
+                told = await pulse(body, timeout=PATIENCE, metadata=self._metadata, wait_for_ready=self.up)
                 self._alive()
+                self._forget(taken)
                 self._heard(told[:64].decode("ascii", "replace"))
             except grpc.aio.AioRpcError as error:
                 self.problem = printable(error.details() or "") or error.code().name
@@ -400,6 +469,8 @@ class RPCClient:
             self._changed(False)
 
     def _hang_up(self) -> None:
+        for call in [*self._told]:
+            call.cancel()
         for channel in (self._calls, self._large, self._lives):
             if channel is not None:
                 self._aside(channel.close())
@@ -410,6 +481,13 @@ class RPCClient:
         task = asyncio.ensure_future(work)
         self._loose.add(task)
         task.add_done_callback(self._loose.discard)
+
+
+def _check_cancelled() -> None:
+    """Within `except CancelledError`: raise it again if it is the task that was cancelled, and not a call."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise
 
 
 async def _part(call: Any) -> None:

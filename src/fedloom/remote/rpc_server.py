@@ -5,10 +5,10 @@ import contextlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,16 +18,19 @@ from fedloom.remote import rpc_errors
 from fedloom.remote.credentials import Credentials, local
 from fedloom.remote.frames import (
     CODE,
+    MOST_TAKEN,
     MOST_WORDS,
     NAME,
     SERVER,
     SERVICE,
     STATUS,
     TAKEN,
+    WHOLE,
     FrameError,
     framed,
     total_of,
     unframed,
+    whole,
 )
 from fedloom.remote.rpc_errors import CallRefused
 
@@ -50,6 +53,7 @@ LINES_EVERY: Final = 60.0
 _NAMES: Final = 300
 """Limit of a call's id and kind together, in characters."""
 _log = logging.getLogger("fedloom.net")
+T = TypeVar("T")
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
@@ -130,13 +134,17 @@ class RPCService:
         self._streams: Counter[str] = Counter()
         self._sessions: Counter[tuple[str, str]] = Counter()
         self._refusals: dict[str, tuple[float, int]] = {}
+        self._swept = monotonic()
 
     async def pulse(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         """Answer a heartbeat."""
         caller = await self._caller(context)
         try:
             self._sweep()
-            return self._handler.heard(caller, session[:64].decode("ascii", "replace")).encode()
+            text = session[: MOST_TAKEN + 64].decode("ascii", "replace")
+            heard, _, taken = text.partition(" ")
+            self._confirmed(caller, taken)
+            return self._handler.heard(caller, heard[:64]).encode()
         except CallRefused as refusal:
             await _refuse(context, refusal)
         except Exception:  # gRPC would send its text
@@ -145,12 +153,22 @@ class RPCService:
 
     async def ask(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Answer a call, or the remaining pieces of one."""
+        await self._answered(context, lambda caller: self._serve(caller, frames, context))
+
+    async def tell(self, frame: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        """The answer to a small call, or its first piece, which the caller confirms later."""
+        return await self._answered(context, lambda caller: self._told(caller, frame, context)) or b""
+
+    async def _answered(
+        self, context: grpc.aio.ServicerContext[Any, Any], serve: Callable[[str], Awaitable[T]]
+    ) -> T | None:
+        """What serving a caller gives; refusals become statuses."""
         caller = await self._caller(context)
         self._streams[caller] += 1
         try:
             if self._streams[caller] > MOST_CALLS:
                 raise CallRefused(rpc_errors.BUSY, "too many calls at once")
-            await self._serve(caller, frames, context)
+            return await serve(caller)
         except CallRefused as refusal:
             self._log_refusal(caller, refusal)
             await _refuse(context, refusal)
@@ -160,7 +178,7 @@ class RPCService:
             await _refuse(context, CallRefused(rpc_errors.MALFORMED, words))
         except Exception:
             if context.cancelled():
-                return
+                return None
             _log.exception("a call of %s failed", caller)
             await _refuse(context, _failed())
         finally:
@@ -214,6 +232,28 @@ class RPCService:
                 async with asyncio.timeout(OPENING):
                     if await anext(frames, None) == TAKEN and self._calls.get(key) is call:
                         del self._calls[key]
+
+    async def _told(self, caller: str, frame: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        most = self._handler.limit(caller)
+        head, body = unframed(frame, kind=str, id=str, bytes=int, sum=int, taken=str)
+        with self._session(caller, head["id"].partition("/")[0]):
+            self._confirmed(caller, head["taken"])
+            key = (caller, head["id"])
+            call = self._find(key, head, most)
+            if len(body) != call.total:
+                raise FrameError("a call of one message must have the bytes that it announces")
+            call.add(0, body)
+            answer, total = await asyncio.shield(self._work(key, call))
+            await self._caller(context)  # its certificate may have been revoked meanwhile
+            call.touched = monotonic()
+            return whole({"bytes": len(answer), "sum": total, "from": 0}, memoryview(answer)[:WHOLE])
+
+    def _confirmed(self, caller: str, ids: str) -> None:
+        """Drop answers that the caller has."""
+        for id in ids.split():
+            call = self._calls.get((caller, id))
+            if call is not None and not call.unfinished:
+                del self._calls[caller, id]
 
     @contextlib.contextmanager
     def _session(self, caller: str, session: str) -> Iterator[None]:
@@ -308,8 +348,11 @@ class RPCService:
             del self._calls[key]  # a refusal is not kept: a repeated call may succeed
 
     def _sweep(self) -> None:
-        """Drop calls that were abandoned for `KEPT` seconds."""
+        """Drop calls that were abandoned for `KEPT` seconds; looks at them a hundred times in so many seconds."""
         now = monotonic()
+        if now - self._swept < KEPT / 100:
+            return
+        self._swept = now
         for key, call in list(self._calls.items()):
             if now - call.touched > KEPT and (call.work is None or call.work.done()):
                 del self._calls[key]
@@ -393,6 +436,7 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None) 
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_STREAMS)
     rpcs = {
         "Ask": grpc.stream_stream_rpc_method_handler(service.ask),
+        "Tell": grpc.unary_unary_rpc_method_handler(service.tell),
         "Pulse": grpc.unary_unary_rpc_method_handler(service.pulse),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, rpcs),))

@@ -41,12 +41,14 @@ def page(result: TrialResult, name: str) -> Page:
     counts = {kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS}
     card = next(iter(result.owners.values()))
     metric, gain = score_name(result.metric), result.overall["gain"]
-    open_ = [*counts["undecided"], *counts["too few"]]
+    told = [
+        ("join", counts["join"]),
+        ("no difference", counts["same"]),
+        ("stay alone", counts["alone"]),
+        ("undecided", [*counts["undecided"], *counts["too few"]]),
+    ]
     tiles = [
-        Tile("join", str(len(counts["join"])), _some(counts["join"])),
-        Tile("no difference", str(len(counts["same"])), _some(counts["same"])),
-        Tile("stay alone", str(len(counts["alone"])), _some(counts["alone"])),
-        Tile("undecided", str(len(open_)), _some(open_)),
+        *(Tile(said, str(len(owners)), _some(owners)) for said, owners in told if owners),
         Tile(
             f"{metric}, {'gain' if result.by_columns else 'mean gain'}",
             "–" if gain is None else shown_gain(gain, result.metric),
@@ -158,8 +160,8 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
             )
         )
     caption = (
-        f"{metric} of every row, by models that did not see it; in each fold the candidates are those that are best "
-        "on the other folds. "
+        f"{metric[0].upper()}{metric[1:]} of every row, by models that did not see it; in each fold the candidates are "
+        "those that are best on the other folds. "
     )
     if result.by_columns:
         caption += "Joint: models of all columns in one place."

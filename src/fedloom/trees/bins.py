@@ -19,6 +19,8 @@ FIRST: Final = 4096
 """Segments of the first count, each of 2^20 keys."""
 FINER: Final = 16
 """Segments that a crowded one is divided into."""
+SIZES: Final = {2**32 // FIRST: FIRST} | {FINER**k: FINER for k in range(5)}
+"""The sizes of segments that are asked for, and how many lie side by side."""
 MOST_BINS: Final = 255
 
 
@@ -149,6 +151,15 @@ class Bins:
 
     edges: tuple[np.ndarray, ...]
     category: np.ndarray
+
+    def problem(self, category: Sequence[bool], bins: int) -> str:
+        """What is wrong with bins of unknown origin for these columns, of at most so many bins each; "" if nothing."""
+        if self.category.tolist() != [*category] or len(self.edges) != len(category):
+            return f"bins are of {len(category)} columns, categories and numbers in their order"
+        if any(len(edges) > bins - 2 for edges in self.edges):
+            return f"a column has at most {bins} bins"
+        numbers = (edges for edges, words in zip(self.edges, category, strict=True) if not words)
+        return "edges must ascend" if any((np.diff(edges) <= 0).any() for edges in numbers) else ""
 
     @cached_property
     def widths(self) -> np.ndarray:

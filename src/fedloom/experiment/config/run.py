@@ -263,6 +263,11 @@ class RunConfig(Section):
         return self.name or name or (Path(file).stem if self.method_is_file else self.method)
 
 
+def folder_name(run: RunConfig) -> str:
+    """A run's folder within a comparison: `fedal-seed0`."""
+    return f"{run.label}-seed{run.seed}".replace("/", "_")
+
+
 FEDERATION = "federation.toml"
 """Default of `engine.federation`."""
 DEFAULT_ITERATIONS = 200
@@ -336,6 +341,12 @@ class Experiment(Section):
                     both[ALTERNATIVE[length]] = change.get(ALTERNATIVE[length])
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
+        names = [folder_name(run) for run in runs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one "
+                "method with other settings have a `name` each"
+            )
         return tuple(runs)
 
 

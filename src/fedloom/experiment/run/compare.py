@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError, MethodError, TrainingDiverged
 from fedloom.core.statistics import confidence_interval
-from fedloom.experiment.config.run import Experiment, RunConfig
+from fedloom.experiment.config.run import Experiment, folder_name
 from fedloom.experiment.run.execute import RunResult, Status, execute
 from fedloom.experiment.run.fairness import remarks as fairness_remarks
 from fedloom.experiment.run.fairness import unequal
@@ -34,11 +34,6 @@ SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 """Keys of `result.json` in which runs of one seed must agree to be paired."""
 
 
-def folder_name(run: RunConfig) -> str:
-    """A run's folder within a comparison: `fedal-seed0`."""
-    return f"{run.label}-seed{run.seed}".replace("/", "_")
-
-
 def execute_all(
     experiment: Experiment,
     folder: Path | None = None,
@@ -61,7 +56,6 @@ def execute_all(
         MethodError: every run has failed.
     """
     options: dict[str, Any] = {"execute": execute, "resume": resume, "progress": progress, "stop": stop}
-    _check_names(experiment.runs())
     remarked: list[str] = []
     if tune:
         experiment, remarked = tuned(experiment, folder and folder / TUNING, **options)
@@ -92,16 +86,6 @@ def execute_all(
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
-
-
-def _check_names(runs: Sequence[RunConfig]) -> None:
-    names = [folder_name(run) for run in runs]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise ConfigError(
-            f"two runs are called {twice[0]!r}: name each method and each seed once; in a file, entries of one method "
-            "with other settings have a `name` each"
-        )
 
 
 def summarize(title: str, results: Sequence[RunResult], failed: Sequence[LeftOutRun] = ()) -> dict[str, Any]:

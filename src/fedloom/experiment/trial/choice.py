@@ -9,8 +9,11 @@ WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The weights of an owner's own model beside the model of all, from which each owner's is chosen."""
 LIKELY = 0.8
 """The probability of a gain from which an owner does not predict by its own model alone."""
-AGAINST = 0.25
+AGAINST = 0.4
 """The p-value of a gain of 0 or more by own rows, below which an owner does not take a weight for what others gain."""
+CAUTION = 0.5
+"""How many standard deviations of an expected gain are taken off before gains of weights are compared: weights far from
+an owner's own model gain most by chance."""
 BORROWED = 40
 """Units of all owners that count in the variance of an owner's gain."""
 PAIRS = 1.3
@@ -35,9 +38,9 @@ def best(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def personal(gains: np.ndarray, spread: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Each owner's weight of its own model: that of the largest expected gain over training alone among those that gain
-    with probability `LIKELY` and that its own rows are not `AGAINST`; 1 if there is none. So joining costs an owner
-    little whose rows are unlike the others'.
+    """Each owner's weight of its own model: that of the largest expected gain over training alone, less its `CAUTION`,
+    among those that gain with probability `LIKELY` and that its own rows are not `AGAINST`; 1 if there is none. So
+    joining costs an owner little whose rows are unlike the others'.
 
     What to expect: an owner's gain varies about the mean of all owners with a spread that their gains tell (R.
     DerSimonian, N. Laird, Controlled Clinical Trials 7, 1986). The score itself decides. A model that tells nothing
@@ -68,7 +71,7 @@ def personal(gains: np.ndarray, spread: np.ndarray, units: np.ndarray) -> np.nda
     expected = own * g + (1 - own) * middle
     deviation = np.sqrt((1 - own) * spread + np.square(1 - own) / total)
     likely = (ndtr(expected / np.maximum(deviation, 1e-12)) >= LIKELY) & (ndtr(g / np.sqrt(variance)) > AGAINST)
-    best = np.where(likely, expected, -np.inf).argmax(0)
+    best = np.where(likely, expected - CAUTION * deviation, -np.inf).argmax(0)
     found: np.ndarray = np.where(likely.any(0), np.array(WEIGHTS)[best], 1.0)
     return found
 

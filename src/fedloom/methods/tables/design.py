@@ -43,6 +43,11 @@ class LinearConfig(MethodConfig):
         """Sums are of rows at the coefficients that the server sends."""
         return True
 
+    @property
+    def rows_add_up(self) -> bool:
+        """Unless each owner has an effect of its own."""
+        return self.owners != "fixed"
+
     def refuses(self, aggregator: Aggregator) -> str:
         """See `MethodConfig.refuses`."""
         return refusal(aggregator)

@@ -107,7 +107,7 @@ class FedBoostClient(Party[FedBoostConfig]):
 
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins and the trees that this owner lacks."""
-        self.layout = layout or self.layout
+        steps.take_layout(self, layout)
         news = steps.catch_up(self, first, trees)
         self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
 
@@ -130,8 +130,8 @@ class FedBoostClient(Party[FedBoostConfig]):
         """Add the grown trees to the model, and their leaves to the scores."""
         steps.move(self, splits)
         leaves = trees["value"].numpy()[places.numpy(), 0]  # (nodes,) of each node as the owner numbers it
-        self.scores = self.scores + torch.from_numpy(leaves.take(self.node.numpy()))
-        self.trees = steps.extended(self.trees, steps.trees_of(trees))
+        self.scores = self.scores + torch.from_numpy(leaves.take(self.node.numpy(), mode="clip"))  # for any places
+        self.trees = steps.extended(self.trees, steps.checked(self, trees))
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K), or standardized numbers (n, 1), of rows x (n, F); 0 before the bins are agreed."""

@@ -106,7 +106,7 @@ class FedExtraConfig(steps.TreesConfig):
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
         """Trees that an owner lacks come before a round's sums, and its own after them."""
-        return {"segments": 64, "begin": 2}
+        return {**super().calls_in_round(context), "begin": 2}
 
     @model_validator(mode="after")
     def _owners(self) -> Self:
@@ -153,7 +153,7 @@ class FedExtraClient(Party[FedExtraConfig]):
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins, unless they are declared, and the trees that this owner lacks."""
         if self.cfg.dp is None:
-            self.layout = layout or self.layout
+            steps.take_layout(self, layout)
         news = steps.catch_up(self, first, trees)
         self.scores = self.scores + torch.from_numpy(news.scores(steps.binned(self).bins, len(self.scores)))
 

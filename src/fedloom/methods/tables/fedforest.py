@@ -32,7 +32,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.page import EVERY_TASK, Federation, Method, Party, Shape, Tree
+from fedloom.core.page import EVERY_TASK, Federation, MessageError, Method, Party, Shape, Tree
 from fedloom.methods.tables import own_models, steps
 from fedloom.trees import forest
 from fedloom.trees.bins import Bins
@@ -96,14 +96,20 @@ class FedForestClient(Party[FedForestConfig]):
 
     def begin(self, *, layout: Any, first: int, trees: Any) -> None:
         """Take the bins and the trees that this owner lacks."""
-        self.layout = layout or self.layout
+        steps.take_layout(self, layout)
         steps.catch_up(self, first, trees)
 
     def histograms(
         self, *, numbers: Tensor, unit: Any, splits: Any, asked: Tensor, tree: Tensor, columns: Tensor, bits: Any = None
     ) -> Any:
         """The drawn rows of each class by bin in the asked nodes and columns, in words with the `bits` (m,) of each
-        node; or the sums of the number to predict and the drawn rows, two in one word."""
+        node; or the sums of the number to predict and the drawn rows, two in one word.
+
+        Raises:
+            MessageError: a round has another number of trees.
+        """
+        if len(numbers) != self.cfg.lot:
+            raise MessageError(f"a round has {self.cfg.lot} trees, not {len(numbers)}")
         own = steps.binned(self)
         y = forest.whole(own.y, **unit) if self.context.target else own.y
         if not len(splits["node"]):
@@ -118,7 +124,7 @@ class FedForestClient(Party[FedForestConfig]):
 
     def learn(self, *, trees: Any) -> None:
         """Add the grown trees to the model."""
-        self.trees = steps.extended(self.trees, steps.trees_of(trees))
+        self.trees = steps.extended(self.trees, steps.checked(self, trees))
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K) of rows x (n, ...), logarithms of probabilities, or standardized numbers (n, 1); 0 before the

@@ -101,8 +101,10 @@ def refusal(aggregator: Aggregator) -> str:
 
 
 class TreesConfig(OwnModels, MethodConfig):
-    """The bins of all columns, and the owners' number as a column."""
+    """The bins of all columns, the levels of trees, and the owners' number as a column."""
 
+    depth: int = Field(6, ge=1, le=20)
+    """The most splits above a leaf."""
     bins: int = Field(64, ge=4, le=binning.MOST_BINS)
     """The most bins of a column: one for missing values, the others with equally many rows."""
     owner_column: bool = False
@@ -122,8 +124,8 @@ class TreesConfig(OwnModels, MethodConfig):
         return refusal(aggregator)
 
     def calls_in_round(self, context: ClientContext) -> dict[str, int]:
-        """At most once for each bit of a column's keys, and for each level of the trees."""
-        return {"segments": 64, "histograms": 64}
+        """Once for each size of segments, and for each level of the trees."""
+        return {"segments": len(binning.SIZES), "histograms": self.depth}
 
 
 class TreesParty(Protocol):
@@ -302,13 +304,34 @@ def binned(party: TreesParty) -> Binned:
 
 
 def segments(party: TreesParty, *, column: Tensor, start: Tensor, size: int, parts: int) -> dict[str, Tensor]:
-    """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`."""
+    """The party's rows (p, parts) in segments of keys: see `fedloom.trees.bins`.
+
+    Raises:
+        MessageError: the bins are agreed, or these are no segments of the agreement.
+    """
+    if party.layout or binning.SIZES.get(size) != parts:
+        raise MessageError("segments are counted before the bins are agreed, in the sizes of the agreement")
 
     def make() -> list[np.ndarray]:
         return [np.sort(binning.keys(values[~np.isnan(values)])) for values in own_columns(party).T]
 
     asked = Question(column.cpu().numpy(), start.cpu().numpy(), size, parts)
     return tensors(rows=binning.count(kept(party.context, "keys", "", make), asked))
+
+
+def take_layout(party: TreesParty, layout: Mapping[str, Any] | None) -> None:
+    """Take the agreed bins, once in a run: with other bins in each round a coordinator would find each row's values.
+
+    Raises:
+        MessageError: there are others already, or they do not fit the party's columns.
+    """
+    if not layout or layout["sha256"] == party.layout.get("sha256"):
+        return
+    new = layout_of(layout)
+    category = [*map(bool, party.context.words), *[True] * party.cfg.owner_column]
+    if problem := new.problem(category, party.cfg.bins) or (party.layout and "a run has one set of bins"):
+        raise MessageError(f"{problem}; keep those that were agreed")
+    party.layout = layout_tree(new)
 
 
 def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
@@ -336,15 +359,26 @@ def catch_up(party: TreesParty, first: int, trees: Mapping[str, Tensor]) -> Tree
     Raises:
         MessageError: they cannot predict. It is found without rows, as work that failed by rows would tell of them.
     """
+    if not 0 <= first <= len(party.trees["root"]) and len(trees["root"]):
+        raise MessageError("new trees follow those that are here")
+    news = checked(party, trees).after(len(party.trees["root"]) - first)
+    if len(news):
+        party.trees = extended(party.trees, news)
+    return news
+
+
+def checked(party: TreesParty, trees: Mapping[str, Tensor]) -> Trees:
+    """The trees of a message.
+
+    Raises:
+        MessageError: they cannot predict over the party's bins.
+    """
     news = trees_of(trees)
     if len(news):
         values, layout = party.trees["value"].shape[1], layout_of(party.layout)
         problem = news.problem(len(layout.edges), int(layout.widths.max()))
-        if problem or news.value.shape[1] != values or not 0 <= first <= len(party.trees["root"]):
-            raise MessageError(f"new trees follow those that are here, with {values} values a leaf: {problem}")
-    news = news.after(len(party.trees["root"]) - first)
-    if len(news):
-        party.trees = extended(party.trees, news)
+        if problem or news.value.shape[1] != values:
+            raise MessageError(f"new trees have {values} values a leaf: {problem}")
     return news
 
 

@@ -45,6 +45,7 @@ from fedloom.core.page import (
     EVERY_TASK,
     Aggregator,
     Federation,
+    MessageError,
     Method,
     MethodError,
     Party,
@@ -238,7 +239,13 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
         return {"top": {k: self.params[k] for k in self.part(TOP)}, "rows": rows}
 
     def share(self, *, top: dict[str, Tensor]) -> None:
-        """Load the mean."""
+        """Load the mean.
+
+        Raises:
+            MessageError: it is not of the parameters of the top. With other encoders embeddings would be the columns.
+        """
+        if not self.cfg.aggregate or {*top} != {*self.part(TOP)}:
+            raise MessageError("the mean has other parameters than this party's top")
         self.params = {**self.params, **top}
 
     # -- fine-tuning ---------------------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
         """Backward from the cut: one step along the gradient of the loss by what was sent."""
-        both = cut.view(len(cut), -1, self.cfg.embedding_dim).expand(-1, 2, -1)
+        both = cut.view(len(cut), self.cfg.sent).view(len(cut), -1, self.cfg.embedding_dim).expand(-1, 2, -1)
         if self.cfg.features == "mean":
             both = both / 2
         self.descend(steps.aligned_batch(self, number, step), both)

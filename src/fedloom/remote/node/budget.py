@@ -159,8 +159,8 @@ class Budget:
             raise PrivacyBudgetSpent(
                 "this node's anchor is missing: its owner must restore that file, or run fedloom node --accept-restored"
                 if record.anchored
-                else "this node's anchor has not been made: if the record of its budgets has everything that was let "
-                "out, its owner must run fedloom node --new-anchor"
+                else "this node's anchor has not been made: its owner must run fedloom node NODE.toml --new-anchor, "
+                "once, unless a record of its budgets was lost"
             )
         if record.number < (newest := self._newest()):
             record = self._load(NEXT)

@@ -33,7 +33,7 @@ class Outgoing(FileSection):
 
     def __str__(self) -> str:
         said = [f"at most {self.megabytes:g} MB a run"] if self.megabytes is not None else []
-        said += [f"{self.numbers:,} numbers a reply"] if self.numbers is not None else []
+        said += [f"at most {self.numbers:,} numbers a reply"] if self.numbers is not None else []
         said += [f"the parts {', '.join(self.names)}"] if self.names is not None else []
         said += [f"numbers up to ± {self.clip:g}"] if self.clip is not None else []
         return ", ".join(said) or "not limited in size"

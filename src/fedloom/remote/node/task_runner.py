@@ -10,6 +10,7 @@ import torch
 from fedloom.core import message
 from fedloom.core.engine import NOT_FINITE, NOT_READY, RAISED, Failure, ReplyRef, Task, arguments, reply_ref, run_task
 from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
+from fedloom.core.evaluation import worst_score
 from fedloom.core.message import Template, Tree
 from fedloom.core.method import MethodConfig
 from fedloom.core.party import Note, Party, answers_nothing
@@ -193,7 +194,9 @@ def _task(
         _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
     if isinstance(reply, Failure) and node_run.covered:
         return Failure(RAISED)
-    if scored is not None and isinstance(reply, dict):
+    if scored is not None and isinstance(reply, Failure) and given.get("on") == OWN:
+        reply = worst_score(node_run.party, on=OWN)  # a failure would be an exact answer about rows
+    elif scored is not None and isinstance(reply, dict):
         node_run.write_scores(given)
     if scored is not None and scored.secret is not None and isinstance(reply, dict):
         return blurred(reply, scored.secret, given, node_run.party.state())

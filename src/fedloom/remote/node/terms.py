@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from fedloom.core.context import ClientContext
+from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method, MethodConfig
 from fedloom.core.party import Party, answers_nothing
 from fedloom.experiment.config.run import RunConfig
@@ -27,6 +28,7 @@ WEAKNESSES: Final = {
     "W5": "the coordinator learns of each of its ids whether it is here",
     "W6": "the time that a call takes is not covered by ε",
     "W7": "classes or cells of few rows are seen in what is sent, also in a sum",
+    "W8": "each owner has a column or an effect, so sums tell those of this node alone",
 }
 """By number, as in docs/results/leaks.md."""
 _BY_CLASS: Final = (
@@ -72,7 +74,9 @@ def summary(
     """What a node's owner approves: the terms, and what this node does with them, with the lines `own`."""
     data = config.data[run.data.name]
     common = terms(run, method, cfg, rounds)
-    looks = f"yes, with noise, at most {data.looks} in all runs" if data.score and config.evaluate else "no"
+    looks = f"yes, with noise, at most {data.looks} in all runs"
+    if not (data.score and config.evaluate):
+        looks = "no; without those of another site the run ends before its first round"
     epsilon = f"at most ε = {data.epsilon:g} at δ = {data.delta:g} in all runs" if cfg.promises else "no ε"
     notes = "no" if not config.notes or run.aggregate.secure else "counts alone" if cfg.promises else "yes"
     lines = [
@@ -103,6 +107,7 @@ def weaknesses(run: RunConfig, method: Method, cfg: Any) -> list[str]:
         "W5": run.columns.private,
         "W6": cfg.promises,
         "W7": method.name in _BY_CLASS and not cfg.promises,
+        "W8": secure and not cfg.rows_add_up,
     }
     return [number for number, there in found.items() if there]
 
@@ -135,7 +140,17 @@ def _lines(run: RunConfig, method: Method, cfg: Any, rounds: int) -> Iterator[st
         yield "Privacy: no ε. What is sent is computed from rows, and may reveal rows."
     for number in weaknesses(run, method, cfg):
         yield f"Weakness {number}: {WEAKNESSES[number]}."
-    yield f"Settings: {json.dumps(cfg.model_dump(mode='json'), sort_keys=True)}"
+    usual = _usual(method)
+    other = {name: value for name, value in cfg.model_dump(mode="json").items() if (name, value) not in usual}
+    yield f"Settings: those of the method{', but ' + json.dumps(other, sort_keys=True) if other else ''}."
+
+
+def _usual(method: Method) -> list[tuple[str, Any]]:
+    """The settings of a method where a run has no others; none where it must have some."""
+    try:
+        return [*method.configure().model_dump(mode="json").items()]
+    except ConfigError:
+        return []
 
 
 def _replies(method: Method, names: tuple[str, ...]) -> list[str]:
