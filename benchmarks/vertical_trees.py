@@ -4,6 +4,10 @@ Two parties hold half of a table's columns each, 200 people are aligned and labe
 examples/cases. Seeds 0 to 4 draw the people and the columns anew. It prints the tables of docs/vertical-trees.md:
 methods; people whom the second party lacks; and accuracy and leak by the number of bins.
 
+`python -m benchmarks.vertical_trees --absent adult` prints the AUC and CPU seconds of the forest with 3, 5 and 8
+parties that hold a share of the columns each, all there in training, of whom each lacks no or 30 % of the people in
+use; with forests of 100 trees for each set of parties, for those with one absent, and for all parties alone.
+
 `python -m benchmarks.vertical_trees --partners` prints CPU seconds and bytes of the forest with 2 to 16 parties that
 hold 64 columns of numbers, a sixteenth of which tell the label, and with 200 and 2,000 aligned people.
 """
@@ -26,23 +30,25 @@ from fedloom.experiment.plan.reading import check
 
 SEEDS = range(5)
 ALONE = "active-forest"
-METHODS = (ALONE, "vertical-forest", "split", "laser-vfl", "proto-student", "active-only")
+METHODS = (ALONE, "vertical-forest", "vertical-boosting", "split", "laser-vfl", "proto-student", "active-only")
 LACKED = ("vertical-forest", "laser-vfl", "split")
 """Methods that are compared where parties lack people; split learning uses zeros for them."""
 BINS = (32, 8, 4)
 
 
-def measured(data: str, method: str, seed: int, columns: dict[str, Any], **run: Any) -> dict[str, float]:
+def measured(
+    data: str, method: str, seed: int, columns: dict[str, Any], clients: int = 2, **run: Any
+) -> dict[str, float]:
     """Accuracy and AUC in percent, and kB of messages, of a run; and what the columns tell by their bins."""
     values = {
         "method": method,
         "seed": seed,
-        "data": {"name": data, "clients": 2, "test_rows": 2000},
+        "data": {"name": data, "clients": clients, "test_rows": 2000},
         "columns": {"aligned": 200, "unaligned": 1000, **columns},
-        "evaluate": {"points": 1, "leaks": method == "vertical-forest"},
+        "evaluate": {"points": 1, "leaks": method == "vertical-forest" and clients == 2},
         **run,
     }
-    if method not in (ALONE, "vertical-forest"):
+    if method not in (ALONE, "vertical-forest", "vertical-boosting"):
         values = {"rounds": 10, **values}
     found = execute(check({"run": values}).run).summary
     told = [one["success"] for one in found.get("leaks") or () if one["attack"] == "reconstruction"]
@@ -89,10 +95,34 @@ def partners() -> None:
             print(f"| {parties} | {aligned:,} |", " | ".join(cells), f"| {kilobytes:,.1f} |", flush=True)
 
 
+def absent(data: str) -> None:
+    """Print a row for each number of parties, and which sets have forests."""
+    print(
+        "| parties | `absent` | forests | CPU s | AUC, all there | AUC, 30 % lacked |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for parties, most in product((3, 5, 8), (None, 1, 0)):
+        start, scores = time.process_time(), list[str]()
+        for lacked in (0.0, 0.3):
+            columns = {"unaligned": 0, "missing_test": [0.0, *[lacked] * (parties - 1)]}
+            found = runs(data, "vertical-forest", columns, clients=parties, params={"absent": most, "lot": 20})
+            scores.append(spread(found["AUC"]))
+        seconds = (time.process_time() - start) / (2 * len(SEEDS))
+        sets = 2**parties - 1 if most is None else 1 + most * parties
+        print(
+            f"| {parties} | {'any' if most is None else most} | {sets} | {seconds:.1f} |",
+            " | ".join(scores),
+            "|",
+            flush=True,
+        )
+
+
 def main(*names: str) -> None:
     """Print the tables."""
     if names == ("--partners",):
         return partners()
+    if names[0] == "--absent":
+        return absent(*names[1:])
     for data in names:
         print(f"\n{data}\n\n| method | accuracy | AUC | AUC minus `{ALONE}` | kB |\n|---|---|---|---|---|", flush=True)
         alone: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
-"""Where our CPU time goes beyond the fewest calls: `python -m benchmarks.where [WORK …] [SECONDS]`.
+"""Where our CPU time goes beyond the fewest calls: `python -m benchmarks.where [SECONDS]`.
 
 Ours and the loop of `benchmarks.fewest` run in turn. A timer that counts this process's CPU time looks a thousand times
-a second at what runs, so a busy machine changes the shares little. The columns are CPU milliseconds of the work: ours,
-the bar's, and the difference as a share of the bar, which add up to the ratio less 1.
+a second at what runs, so a busy machine changes the shares little. A column is a work, its rows what a part takes more
+than in the fewest calls, as a share of all of their time: they add up to the ratio less 1.
 """
 
 import signal
@@ -19,23 +19,28 @@ from benchmarks.fewest import adapting, averaging, choosing, distillation, split
 
 EVERY = 0.001
 """CPU seconds between two looks."""
+REST = "optimizer, losses, the page's own lines"
+"""Of the bar: all but passes, as its loop has them in one."""
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("the gradient", ("backward", "grad", "_engine_run_backward", "engine_backward")),
-    ("optimizer's step", ("move", "tick", "flattened", "_step", "step", "clipped")),
-    ("evaluation passes", ("infer",)),
-    ("copies that undo a failed call", ("_keep", "transaction", "own_state", "begin", "end")),
-    ("checks of messages", ("check_finite", "reply_problem", "check", "check_like", "_finite", "check_callable")),
-    ("the ledger", ("_record", "_record_down", "_record_shared", "measured", "record")),
-    ("batches, seeded", ("batches", "epochs", "public", "sample_batch", "aligned_batch", "x", "plan", "stream")),
-    ("forward pass", ("_call_impl", "_wrapped_call_impl", "functional_call")),
-    ("mean of replies", ("combine", "weighted_mean")),
-    ("losses and targets", ("cross_entropy", "loss", "distill", "distill_gradient", "soft", "softmax", "kl", "capped")),
+    (
+        "forward and backward passes",
+        ("_call_impl", "_wrapped_call_impl", "functional_call", "infer", "backward", "_engine_run_backward", "grad"),
+    ),
+    (REST, ("move", "tick", "flattened", "_step", "step", "clipped", "loss", "distill", "soft", "_backward")),
+    (
+        "seeded batches, pixels to floats",
+        ("batches", "epochs", "public", "sample_batch", "aligned_batch", "x", "stream"),
+    ),
     ("a call's seed, copy of its reply, errors", ("run_task", "map_tensors", "_task", "arguments")),
-    ("calls of parties", ("_call", "call", "_run", "exchange", "_each", "_leave")),
+    ("copies that undo a failed call", ("_keep", "transaction", "own_state", "begin", "end")),
+    ("checks of messages", ("check_finite", "reply_problem", "check", "check_like", "_finite")),
+    (
+        "ledger, order of calls, means",
+        ("_record", "_record_down", "_record_shared", "measured", "_call", "call", "_run", "exchange", "combine"),
+    ),
 )
 """Each part with the functions whose time it has; the innermost of them on the stack counts."""
 PART = {name: part for part, names in PARTS for name in names}
-REST = "the page, or the loop by hand"
 
 
 def part_of(frame: FrameType | None) -> str:
@@ -87,29 +92,29 @@ def pair(work: str) -> tuple[Callable[[], object], Callable[[], object]]:
 WORKS = ("fedal", "split", "afind", "augfl", "fedal-lenet5", "fedavg")
 
 
-def table(work: str, seconds: float) -> str:
-    """The table of one line."""
+def excess(work: str, seconds: float) -> tuple[dict[str, float], float]:
+    """What each part takes more than in the fewest calls, as a share of them; and the ratio."""
     ours, bar = pair(work)
     ours(), bar()
-    found, spent, times = (Counter[str](), Counter[str]()), [0.0, 0.0], 0
+    found, spent = (Counter[str](), Counter[str]()), [0.0, 0.0]
     while sum(spent) < seconds:
         for n, run in enumerate((ours, bar)):
             start = time.process_time()
             looked(run, found[n])
             spent[n] += time.process_time() - start
-        times += 1
-    a, b = (s / times * 1e3 for s in spent)
-    each = [s / max(1, sum(one.values())) for s, one in zip((a, b), found, strict=True)]
-    lines = [f"| {work} | ours, ms | fewest, ms | of the fewest |\n|---|---|---|---|"]
-    rows = [(part, found[0][part] * each[0], found[1][part] * each[1]) for part in {*found[0], *found[1]}]
-    for part, x, y in sorted(rows, key=lambda row: row[2] - row[1]):
-        lines.append(f"| {part} | {x:.1f} | {y:.1f} | {(x - y) / b:+.2f} |")
-    return "\n".join([*lines, f"| all | {a:.1f} | {b:.1f} | {a / b - 1:+.2f} |"])
+    a, b = (time_spent / max(1, sum(one.values())) for time_spent, one in zip(spent, found, strict=True))
+    return {part: (found[0][part] * a - found[1][part] * b) / spent[1] for part, _ in PARTS}, spent[0] / spent[1]
+
+
+def main(seconds: float) -> None:
+    """Print the table."""
+    columns = [excess(work, seconds) for work in WORKS]
+    print(f"| | {' | '.join(WORKS)} |\n|---{'|---' * len(WORKS)}|")
+    for part, _ in PARTS:
+        print(f"| {part} | {' | '.join(f'{shares[part]:+.2f}' for shares, _ in columns)} |")
+    print(f"| the fewest calls take 1; ours | {' | '.join(f'**{ratio:.2f}**' for _, ratio in columns)} |")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    words = sys.argv[1:]
-    limit = float(words.pop()) if words and words[-1].replace(".", "").isdigit() else 10.0
-    for name in words or WORKS:
-        print(table(name, limit), flush=True)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0)

@@ -29,6 +29,7 @@ from tests.methods.columns import CLASSES, FEATURES, Columns
 from tests.methods.test_laser import lacking, some
 
 FOREST, ALONE = methods.find("vertical-forest"), methods.find("active-forest")
+BOOSTING = methods.find("vertical-boosting")
 SMALL: dict[str, Any] = {"lot": 5, "bins": 8, "depth": 4}
 
 
@@ -117,6 +118,53 @@ def test_a_forest_is_grown_from_rows_that_one_of_its_parties_has() -> None:
     other = lacking(Columns(FOREST, relabel=lambda y: torch.cat([y[:20], y[20:].flip(0)]), **SMALL), had).run(1)
     one, two = toy.active.forests, other.active.forests
     assert message.digest(one["1"]) == message.digest(two["1"]) and message.digest(one["0"]) != message.digest(two["0"])
+
+
+# -- boosting --------------------------------------------------------------------------------------------
+
+
+def test_boosting_adds_the_trees_of_fedboost_s_rule() -> None:
+    """One split of each of two rounds, by hand: the class with a third of the rows, from its residuals."""
+    toy = Columns(BOOSTING, lot=1, bins=8, depth=1, min_rows=1, l2=1.0, rate=0.5).run(2)
+    bins = np.concatenate([toy.active.sent[str(m)].numpy() for m in range(3)], axis=1)
+    y, K = toy.active.data.y(torch.arange(30)).numpy(), CLASSES
+    trees, one = trees_of(toy.active.forests["0-1-2"]), 2.0**-20
+    assert len(trees) == 3 * K  # the shares of the classes, then a tree a class in each round
+    scores = np.log((np.bincount(y, minlength=K) + 1) / (30 + K))[:, None].repeat(30, 1)
+    for first in (K, 2 * K):
+        p = np.exp(scores) / np.exp(scores).sum(0)
+        g, h = p - (y == np.arange(K)[:, None]), p * (1 - p)
+        for k in range(K):
+            node = int(trees.root[first + k])
+            left = np.unpackbits(trees.left[node])[bins[:, trees.feature[node]]].astype(bool)
+            best = max(gained(g[k], h[k], bins[:, f] <= b) for f in range(bins.shape[1]) for b in range(1, 7))
+            assert gained(g[k], h[k], left) == pytest.approx(best, rel=0.05)  # g and h are rounded
+            for side, at in ((left, trees.child[node]), (~left, trees.child[node] + 1)):
+                assert trees.value[at, 0] * one == pytest.approx(
+                    -0.5 * g[k][side].sum() / (h[k][side].sum() + 1), abs=0.01
+                )
+                scores[k, side] += trees.value[at, 0] * one
+    logits = toy.active.decide(parts_of(toy, "aligned")).numpy()
+    ours = np.exp(scores) / np.exp(scores).sum(0)
+    assert np.abs(np.exp(logits).T - ours).max() < 0.01
+
+
+def gained(g: np.ndarray, h: np.ndarray, left: np.ndarray) -> float:
+    """What a split gains, with l2 = 1."""
+    score = [g[side].sum() ** 2 / (h[side].sum() + 1) for side in (left, ~left)]
+    return float(sum(score))
+
+
+def test_boosting_predicts_by_the_parties_that_are_there() -> None:
+    toy = Columns(BOOSTING, lot=4, bins=8).run(2)
+    assert set(toy.active.forests) == {"0", "1", "2", "0-1", "0-2", "1-2", "0-1-2"}
+    parts, nothing = parts_of(toy), torch.zeros(25, FEATURES, dtype=torch.uint8)
+    alone = toy.active.decide({0: parts[0]})
+    assert torch.equal(alone, toy.active.decide({0: parts[0], 1: nothing, 2: nothing}))
+    assert not torch.equal(alone, toy.active.decide(parts)) and abs(alone.exp().sum(1) - 1).max() < 1e-5
+    other = Columns(BOOSTING, relabel=lambda y: (y + 1) % CLASSES, lot=4, bins=8).run(2)
+    assert [(h.party, h.method, h.put) for h in toy.heard] == [(h.party, h.method, h.put) for h in other.heard]
+    assert sum(toy.active.gains.sum(1)) > 0
 
 
 def test_only_so_many_absent_parties_have_forests() -> None:
@@ -276,7 +324,9 @@ def test_trees_of_one_node_are_no_problem() -> None:
     assert one.problem(0, 8) == one.problem(0, 9) == ""  # leaves alone look at no bin
 
 
-@pytest.mark.parametrize(("method", "models"), [("vertical-forest", {}), ("split", {"variance": True})])
+@pytest.mark.parametrize(
+    ("method", "models"), [("vertical-forest", {}), ("vertical-boosting", {}), ("split", {"variance": True})]
+)
 def test_folders_predict_a_number_in_its_unit(method: str, models: dict[str, Any], tmp_path: Path) -> None:
     rng, n = np.random.default_rng(0), 120
     age, iron = rng.normal(size=(2, n)).round(3)
@@ -295,8 +345,16 @@ def test_folders_predict_a_number_in_its_unit(method: str, models: dict[str, Any
     ]
     found = active.predict(sent)
     assert active.classes == () and found.shape == (n, 2 if models else 1) and 30 < found[:, 0].mean() < 50
-    if method == "vertical-forest":
+    if method != "split":
         test = run.summary["scores"]["rmse"]  # on rows that no tree has seen
         assert np.sqrt(((found[:, 0] - days) ** 2).mean()) < test < days.std()
+        with pytest.raises(CheckpointError, match="leaves must have 1 values"):
+            state: Any
+            manifest, state = folders.read(folder / "active", "active")
+            tree = trees_of(state["state"]["forests"]["0"])
+            state["state"]["forests"]["0"] = trees_tree(replace(tree, value=tree.value.repeat(2, axis=1)))
+            about = manifest.model_dump(mode="json", exclude={"state_sha256", "state_bytes"})
+            folders.write(folder / "active", about, message.encode(state))
+            load_active(folder / "active")
     else:
         assert (found[:, 1] > 0).all()

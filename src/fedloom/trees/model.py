@@ -94,6 +94,14 @@ class Trees:
         return total
 
 
+def stumps(values: np.ndarray) -> Trees:
+    """Trees of one leaf each, with these values (T,)."""
+    T = len(values)
+    return Trees(
+        np.arange(T), np.full(T, -1, np.int16), np.zeros((T, 1), np.uint8), np.zeros(T, np.int32), values[:, None]
+    )
+
+
 def joined(parts: Sequence[Trees]) -> Trees:
     """The trees of all parts, in order."""
     sizes = [len(part.feature) for part in parts]

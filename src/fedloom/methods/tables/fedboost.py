@@ -41,8 +41,8 @@ from torch import Tensor
 from fedloom.core.message import digest
 from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Method, Party, Shape
 from fedloom.methods.tables import own_models, steps
-from fedloom.trees import losses
-from fedloom.trees.bins import Bins
+from fedloom.trees import boosting, losses
+from fedloom.trees.boosting import BoostingSettings, outputs
 from fedloom.trees.exact import STEP
 from fedloom.trees.growth import Growth
 from fedloom.trees.histograms import gradient_histograms, two_in_one
@@ -166,24 +166,10 @@ class FedBoostServer(Party[FedBoostConfig]):
     findings = steps.importance
 
 
-def outputs(classes: int) -> int:
-    """T, the number of scores of a row: 1 for two classes, and for a number, whose `classes` are 1."""
-    return 1 if classes == 2 else classes
-
-
 def outputs_of(scores: np.ndarray, number: bool) -> Tensor:
     """Logits (n, K), or numbers (n, 1), from scores (T, n)."""
     s = torch.from_numpy(scores * STEP).float()
     return torch.stack([torch.zeros_like(s[0]), s[0]], 1) if len(s) == 1 and not number else s.T
-
-
-def base(rows: np.ndarray, number: bool) -> Trees:
-    """The first T trees: leaves alone, with the log odds, or the logarithms of the shares, of the classes in all
-    `rows` (K,), to each of which one is added; 0 for a standardized number."""
-    if number:
-        return steps.stumps(np.zeros(1, np.int64))
-    p = (rows + 1) / (rows.sum() + len(rows))
-    return steps.stumps(np.rint(np.log(p if len(p) > 2 else p[1:] / p[:1]) / STEP).astype(np.int64))
 
 
 def loss_of(rows: np.ndarray, number: bool) -> Loss:
@@ -192,38 +178,23 @@ def loss_of(rows: np.ndarray, number: bool) -> Loss:
     return losses.of_numbers(n, steps.largest_exponent(rows)) if number else losses.of_classes(n)
 
 
-def growth(cfg: FedBoostConfig, layout: Bins, trees: int, rows: int, loss: Loss) -> Growth:
-    """New trees over these bins, from this many rows of all owners."""
-    least = cfg.min_rows or (20 if rows >= steps.FEW_ROWS else 5)
-    return Growth(trees, layout, loss.criterion(cfg.l2), depth=cfg.depth, min_rows=least)
-
-
-def grown(cfg: FedBoostConfig, trees: Growth, loss: Loss) -> Trees:
-    """The trees with their leaves -rate G / (H + l2), in steps of 2^-20."""
-    return trees.grown(lambda s: loss.leaf(s, cfg.rate, cfg.l2))
+def fewest(cfg: FedBoostConfig, rows: int) -> int:
+    """The least number of rows of a leaf, of this many rows of all owners."""
+    return cfg.min_rows or (20 if rows >= steps.FEW_ROWS else 5)
 
 
 def own_trees(party: FedBoostClient, rounds: int, start: Tensor | None = None) -> Trees:
     """Trees of the party's own rows alone, from the scores `start` (T, n), or from nothing."""
     own, cfg, number = steps.binned(party), party.cfg, party.context.target is not None
-    n, T = len(own.y), outputs(party.context.classes)
+    n = len(own.y)
 
     def make() -> Trees:
         rows = steps.own_rows(party)
-        loss, parts = loss_of(rows, number), [] if start is not None else [base(rows, number)]
-        scores = start.numpy() if start is not None else np.repeat(parts[0].value, n, axis=1)
-        for _ in range(rounds):
-            words = loss.words(scores, own.y)
-            node, trees = steps.roots(T, n).numpy(), growth(cfg, own.layout, T, n, loss)
-            while len(trees.asked):
-                found = gradient_histograms(
-                    own.cells, words, node, trees.asked, trees.tree, own.layout.cells, loss.opened
-                )
-                trees.answer(found.reshape(loss.statistics, -1))
-                trees.splits.move(node, own.bins)
-            parts.append(grown(cfg, trees, loss))
-            scores = scores + parts[-1].value[trees.places[node], 0]
-        return joined(parts)
+        first = [] if start is not None else [boosting.base(None if number else rows)]
+        scores = start.numpy() if start is not None else np.repeat(first[0].value, n, axis=1)
+        how = BoostingSettings(cfg.depth, fewest(cfg, n), cfg.rate, cfg.l2)
+        where, loss = (own.layout, own.bins, own.cells, own.y), loss_of(rows, number)
+        return joined([*first, *boosting.grow(*where, scores, loss, rounds, how)[0]])
 
     return steps.kept(party.context, f"own {rounds}", "" if start is None else digest(start), make)
 
@@ -239,18 +210,19 @@ def round(
         counted = None if layout is None else fed.total(clients, "rows", shared=asked, expect=by_class)
         if layout is None or counted is None:
             return
-        first = base(counted.value["rows"].numpy(), number)
+        first = boosting.base(None if number else counted.value["rows"].numpy())
         server.layout, server.trees = steps.layout_tree(layout), steps.trees_tree(first)
     layout = steps.layout_of(server.layout)
     began = fed.total(steps.begin(fed, server, clients), "rows", shared=asked, expect=by_class)
     if began is None:
         return
     counts = began.value["rows"].numpy()
-    loss = loss_of(counts, number)
-    trees, scale = growth(cfg, layout, T, int(counts.sum()), loss), {"bits": loss.bits, "exponent": loss.exponent}
+    loss, least = loss_of(counts, number), fewest(cfg, int(counts.sum()))
+    trees = Growth(T, layout, loss.criterion(cfg.l2), depth=cfg.depth, min_rows=least)
+    scale = {"bits": loss.bits, "exponent": loss.exponent}
     if not steps.grow(fed, began.ids, trees, loss.statistics, {**asked, **scale}):
         return
-    news = grown(cfg, trees, loss)
+    news = trees.grown(lambda s: loss.leaf(s, cfg.rate, cfg.l2))
     message = {
         "splits": steps.splits_tree(trees.splits),
         "trees": steps.trees_tree(news),

@@ -42,11 +42,12 @@ from fedloom.core.errors import MessageError, MethodError, did_you_mean
 from fedloom.core.fixed_point import threshold
 from fedloom.core.page import EVERY_TASK, ClientContext, Federation, Guarantee, Method, Party, Shape
 from fedloom.methods.tables import own_models, steps
-from fedloom.methods.tables.fedboost import outputs, outputs_of
+from fedloom.methods.tables.fedboost import outputs_of
 from fedloom.protect.accountant import ABSENT, Releases, epsilon
 from fedloom.protect.noise import charge, draws, or_nothing
 from fedloom.trees import random as random_trees
 from fedloom.trees.bins import MOST_BINS, Bins, keys
+from fedloom.trees.boosting import outputs
 from fedloom.trees.exact import MOST_BITS, STEP, gradients, residuals
 
 CLIP = 2.0

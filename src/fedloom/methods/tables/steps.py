@@ -199,14 +199,6 @@ def trees_of(tree: Mapping[str, Tensor]) -> Trees:
     return Trees(**arrays(tree))
 
 
-def stumps(values: np.ndarray) -> Trees:
-    """Trees of one leaf each, with these values (T,)."""
-    T = len(values)
-    return Trees(
-        np.arange(T), np.full(T, -1, np.int16), np.zeros((T, 1), np.uint8), np.zeros(T, np.int32), values[:, None]
-    )
-
-
 def no_trees(values: int) -> dict[str, Tensor]:
     """No trees, whose leaves would have this many values."""
     return trees_tree(

@@ -1,4 +1,4 @@
-"""A vertical forest: parties send the bins of their aligned rows once, and the active party grows the trees.
+"""Vertical trees: parties send the bins of their aligned rows once, and the active party grows a forest, or boosts.
 
 Paper: L. Breiman, "Random Forests", Machine Learning 45, 2001. Bins that cross in place of values are the vertical case
 of Z. Tian et al., "FederBoost", arXiv 2011.02796. M. Saar-Tsechansky, F. Provost, "Handling Missing Values when
@@ -7,7 +7,7 @@ Applying Classification Models", JMLR 8, 2007, for a model of each set of column
     parties   bins of each column from its own rows, aligned or not; the bins (N_a, F_m) of the aligned rows   | once
     active    a round is one lot of trees for each set S of parties that may be there at prediction, over the columns of
               S: rows drawn with replacement, `columns` of them drawn for each node, the best split by Gini,
-              or for a number to predict by squared error
+              or for a number by squared error; with `vertical-boosting` trees as fedboost adds them instead
     predict   parties send the bins of the new rows; a row is predicted by the forest of the parties that have it
 
 Messages: bins, uint8, from parties to the active party. Nothing that depends on labels goes to a party. The active
@@ -16,8 +16,8 @@ party learns each aligned person's place in each column of the others, without v
 A row that a party lacks has bin 0, a missing value, in the party's columns. The forest of S is grown from the rows that
 some party of S has. A party that does not answer is asked again in the next round, whose trees then use its columns.
 
-Differs: splits are between bins, not between values. FederBoost boosts; with few aligned rows forests are better
-(docs/vertical-trees.md).
+Differs: splits are between bins, not between values. FederBoost boosts, as `vertical-boosting` does; with few aligned
+rows forests are better (docs/vertical-trees.md).
 
 `active-forest` is the forest of the active party's own columns alone.
 """
@@ -45,12 +45,15 @@ from fedloom.core.page import (
     Party,
     Shape,
 )
+from fedloom.methods.tables.fedboost import outputs_of
 from fedloom.methods.tables.steps import trees_of, trees_tree
 from fedloom.methods.vertical import steps
-from fedloom.trees import forest
+from fedloom.trees import boosting, forest, losses
 from fedloom.trees.bins import Bins, own_edges
+from fedloom.trees.boosting import BoostingSettings, outputs
 from fedloom.trees.exact import PARTS
-from fedloom.trees.model import joined
+from fedloom.trees.histograms import cells_of
+from fedloom.trees.model import Trees, joined
 from fedloom.trees.splits import Squares
 
 BEYOND = 2**32
@@ -73,19 +76,11 @@ MOST_SETS = 255
 """Limit of the sets of parties with forests of their own."""
 
 
-class VerticalForestConfig(MethodConfig):
+class VerticalTreesConfig(MethodConfig):
     """A round is one lot of trees."""
 
     bins: int = Field(32, ge=4, le=255)
     """The most bins of a column, with that of missing values. Fewer tell less of a person."""
-    lot: int = Field(60, ge=1, le=1000)
-    """Trees of a round."""
-    depth: int = Field(12, ge=1, le=20)
-    """The most splits above a leaf."""
-    min_rows: int = Field(3, ge=1)
-    """The least number of rows of a leaf, each counted as often as it is drawn."""
-    columns: int | None = Field(None, ge=1)
-    """The columns that a node may split; None for the square root of their number."""
     absent: int | None = Field(None, ge=0)
     """How many parties may be absent at a prediction: each set with at most so many fewer has a forest. None for any
     number. Other sets are predicted by the forest of all parties, for which the absent columns are missing values."""
@@ -98,8 +93,36 @@ class VerticalForestConfig(MethodConfig):
         return 40
 
 
+class VerticalForestConfig(VerticalTreesConfig):
+    """A round is one lot of trees."""
+
+    lot: int = Field(60, ge=1, le=1000)
+    """Trees of a round."""
+    depth: int = Field(12, ge=1, le=20)
+    """The most splits above a leaf."""
+    min_rows: int = Field(3, ge=1)
+    """The least number of rows of a leaf, each counted as often as it is drawn."""
+    columns: int | None = Field(None, ge=1)
+    """The columns that a node may split; None for the square root of their number."""
+
+
+class VerticalBoostingConfig(VerticalTreesConfig):
+    """A round is a lot of trees, one after the other; for more than two classes each is one tree a class."""
+
+    lot: int = Field(20, ge=1, le=1000)
+    """Trees of a round."""
+    depth: int = Field(3, ge=1, le=12)
+    """The most splits above a leaf."""
+    min_rows: int = Field(5, ge=1)
+    """The least number of rows of a leaf."""
+    rate: float = Field(0.1, gt=0, le=1)
+    """The share of a leaf's Newton step that is taken."""
+    l2: float = Field(1.0, gt=0)
+    """λ, added to the sum of h of a leaf."""
+
+
 @final
-class BinsParty(Party[VerticalForestConfig]):
+class BinsParty(Party[VerticalTreesConfig]):
     """A party's columns. `edges` (F, bins - 2) int64 are the keys at which its bins begin, from the second bin on."""
 
     STATE = ("edges",)
@@ -134,7 +157,7 @@ class BinsParty(Party[VerticalForestConfig]):
 
 
 @final
-class VerticalForestActive(Party[VerticalForestConfig]):
+class VerticalForestActive(Party[VerticalTreesConfig]):
     """The active party. `sent` has the bins (N_a, F_m) of each party that has answered, by its number; `widths` (M,)
     their columns F_m, 0 for others; `forests` the trees of each set of parties; `gains` (M, W) the gains of splits by
     column, in the forest of all parties."""
@@ -172,23 +195,16 @@ class VerticalForestActive(Party[VerticalForestConfig]):
         for parties in (s for size in sizes(len(heard), self.cfg.absent) for s in combinations(heard, size)):
             bins = np.concatenate([self.sent[str(m)].cpu().numpy() for m in parties], axis=1)
             known = bins.any(1)
-            n = int(known.sum())
-            if not n:
+            if not known.any():
                 continue
-            rng = self.stream("forest", t, sum(1 << m for m in parties))
-            drawn = np.stack([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(self.cfg.lot)])
-            layout = layout_of(self.cfg.bins, bins.shape[1])
-            how = (layout, self.cfg.lot, self.cfg.columns, self.cfg.depth, self.cfg.min_rows, rng)
-            if self.context.target is None:
-                trees = forest.growth(*how)
-                news = forest.grow(trees, layout, bins[known], y[known], drawn, self.context.classes)
+            old = trees_of(forests[name(parties)]) if name(parties) in forests else None
+            if isinstance(self.cfg, VerticalBoostingConfig):
+                forests[name(parties)], gains = boosted(self, self.cfg, bins[known], y[known], old)
             else:
-                trees = forest.growth(*how, Squares())
-                news = forest.grow_of_numbers(trees, layout, bins[known], y[known], drawn)
-            old = [trees_of(forests[name(parties)])] if name(parties) in forests else []
-            forests[name(parties)] = trees_tree(joined([*old, news]))
+                rng = self.stream("forest", t, sum(1 << m for m in parties))
+                forests[name(parties)], gains = planted(self, bins[known], y[known], old, rng)
             if len(parties) == len(heard):
-                self._count(parties, trees.gains)
+                self._count(parties, gains)
         self.forests = forests
 
     def _count(self, parties: Sequence[int], gains: np.ndarray) -> None:
@@ -222,8 +238,12 @@ class VerticalForestActive(Party[VerticalForestConfig]):
             blank = {m: np.zeros((int(rows.sum()), widths[m]), np.uint8) for m in used if m not in parts}
             bins = np.concatenate([parts[m][rows] if m in parts else blank[m] for m in used], axis=1)
             trees = trees_of(self.forests[name(used)])
-            scores = trees.scores(bins, 1 if number else K)
-            p[rows] = scores.T / (PARTS * len(trees)) if number else forest.shares(scores)
+            if isinstance(self.cfg, VerticalBoostingConfig):
+                found = outputs_of(trees.scores(bins, outputs(K)), number)
+                p[rows] = (found if number else found.softmax(-1)).numpy()
+                continue
+            s = trees.scores(bins, 1 if number else K)
+            p[rows] = s.T / (PARTS * len(trees)) if number else forest.shares(s)
         if number:
             return torch.from_numpy(p).float().to(first.device)
         return torch.from_numpy(np.log(FLOOR + (1 - K * FLOOR) * p)).float().to(first.device)
@@ -240,7 +260,8 @@ class VerticalForestActive(Party[VerticalForestConfig]):
         """
         check_like(state, {"widths": self.widths, "forests": dict})
         number, parties = self.context.target is not None, self.context.parties
-        K = 1 if number else self.context.classes
+        one = number or isinstance(self.cfg, VerticalBoostingConfig)
+        K = 1 if one else self.context.classes
         widths = state["widths"].tolist()
         if not all(0 <= width <= MOST_COLUMNS for width in widths):
             raise MessageError(f"widths must be from 0 to {MOST_COLUMNS}, not {widths}")
@@ -251,7 +272,7 @@ class VerticalForestActive(Party[VerticalForestConfig]):
             check_like(tree, TREES)
             trees = trees_of(tree)
             problem = trees.problem(sum(widths[m] for m in sets[key]), self.cfg.bins)
-            least = -LARGEST if number else 0
+            least = -LARGEST if one else 0
             if problem or trees.value.shape[1] != K or ((trees.value < least) | (trees.value > LARGEST)).any():
                 problem = problem or f"leaves must have {K} values from {least} to {LARGEST}"
                 raise MessageError(f"the forest of {key}: {problem}")
@@ -270,6 +291,39 @@ class VerticalForestActive(Party[VerticalForestConfig]):
             ),
             LearnedTable("The most important columns", ("Party", "Number of its column", "Share"), tuple(top)),
         ]
+
+
+def planted(
+    active: VerticalForestActive, bins: np.ndarray, y: np.ndarray, old: Trees | None, rng: np.random.Generator
+) -> tuple[Any, np.ndarray]:
+    """The old trees and a lot of a forest from rows bins (n, F) and y (n,); and the gains (F,) of its splits."""
+    cfg, n = active.cfg, len(y)
+    assert isinstance(cfg, VerticalForestConfig)
+    drawn = np.stack([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(cfg.lot)])
+    layout = layout_of(cfg.bins, bins.shape[1])
+    how = (layout, cfg.lot, cfg.columns, cfg.depth, cfg.min_rows, rng)
+    if active.context.target is None:
+        trees = forest.growth(*how)
+        news = forest.grow(trees, layout, bins, y, drawn, active.context.classes)
+    else:
+        trees = forest.growth(*how, Squares())
+        news = forest.grow_of_numbers(trees, layout, bins, y, drawn)
+    return trees_tree(joined([*([old] if old else []), news])), trees.gains
+
+
+def boosted(
+    active: VerticalForestActive, cfg: VerticalBoostingConfig, bins: np.ndarray, y: np.ndarray, old: Trees | None
+) -> tuple[Any, np.ndarray]:
+    """The old trees and a lot of boosted ones from rows bins (n, F) and y (n,); and the gains (F,) of their splits."""
+    n, K, number = len(y), active.context.classes, active.context.target is not None
+    before = old or boosting.base(None if number else np.bincount(y, minlength=K))
+    exponent = int(np.frexp(np.abs(y).max())[1]) if number else 0
+    loss = losses.of_numbers(n, exponent) if number else losses.of_classes(n)
+    layout = layout_of(cfg.bins, bins.shape[1])
+    how = BoostingSettings(cfg.depth, cfg.min_rows, cfg.rate, cfg.l2)
+    scores = before.scores(bins, outputs(K))
+    news, gains = boosting.grow(layout, bins, cells_of(bins, layout), y, scores, loss, cfg.lot, how)
+    return trees_tree(joined([before, *news])), gains
 
 
 def sizes(parties: int, absent: int | None) -> range:
@@ -328,6 +382,13 @@ VERTICAL_FOREST = Method(
 
 METHODS = (
     VERTICAL_FOREST,
+    replace(
+        VERTICAL_FOREST,
+        name="vertical-boosting",
+        title="Boosted trees over the bins of all parties' columns, sent once",
+        paper="Z. Tian et al.: FederBoost: Private Federated Learning for GBDT, 2020",
+        config=VerticalBoostingConfig,
+    ),
     replace(
         VERTICAL_FOREST,
         name="active-forest",

@@ -77,9 +77,12 @@ class Store:
         """Write an entry."""
         head: Tree = {"start": entry.start, "call": entry.call, "round": entry.round}
         parts = [message.encode(head), entry.reply, message.encode(entry.state, _LIMITS)]
-        body = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        pieces = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+        checksum = hashlib.blake2b()
+        for piece in pieces:
+            checksum.update(piece)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / name, [body, hashlib.blake2b(body).digest()])
+        write_atomically(self.folder / name, [*pieces, checksum.digest()])
 
     def read(self, name: str = "state") -> StoredState | None:
         """The entry of this name; None if it does not exist.
