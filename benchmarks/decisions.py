@@ -197,8 +197,8 @@ def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
         done += 1
     true = truth[done - 1]
     own, together = powers(found[done - 1], true)
-    numbers = zip(verdicts, true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), strict=True)
-    return [Outcome(v.decision, v.gain, v.low, v.high, *rest, p_gain=v.p_gain) for v, *rest in numbers]
+    known = [true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), [one.p_gain for one in verdicts]]
+    return [Outcome(v.decision, v.gain, v.low, v.high, *rest) for v, *rest in zip(verdicts, *known, strict=True)]
 
 
 def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
