@@ -113,7 +113,7 @@ HEADLINES = {
             },
             "models": {"pool": ["mlp"]},
         },
-        rates={},
+        rates={"lr": (0.01, 0.02, 0.05, 0.1, 0.2)},
     ),
     "evfl": Headline(
         effect=9.2,  # Proto-EVFL over Vanilla VFL, Table IV, mean of seven columns of Fashion-MNIST

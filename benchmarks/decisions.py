@@ -197,8 +197,8 @@ def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
         done += 1
     true = truth[done - 1]
     own, together = powers(found[done - 1], true)
-    numbers = zip(verdicts, true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), strict=True)
-    return [Outcome(v.decision, v.gain, v.low, v.high, *rest, v.p_gain) for v, *rest in numbers]
+    known = [true.tolist(), own.tolist(), together.tolist(), mixed.tolist(), [one.p_gain for one in verdicts]]
+    return [Outcome(v.decision, v.gain, v.low, v.high, *rest) for v, *rest in zip(verdicts, *known, strict=True)]
 
 
 def advised(design: str, score: str, seed: int, number: int) -> list[bool]:
@@ -319,9 +319,10 @@ def evidence_of(
         found: np.ndarray = 1 - joined / alone if score in ("rmse", "mae") else joined - alone
         return found
 
-    evidences, gains = [], []
+    evidences: list[list[Evidence]] = []
+    true_gains: list[np.ndarray] = []
     for done in range(1, repeats + 1):
-        gains.append(gained(1, done))
+        true_gains.append(gained(1, done))
         each = []
         for i, (_, y, unit) in enumerate(rows):
             use, unit = folds[i][0] >= 0, folds[i][0] if world.ordered else unit
@@ -333,7 +334,7 @@ def evidence_of(
                 )
             )  # fmt: skip
         evidences.append(each)
-    return evidences, gains, gained(2, 1)
+    return evidences, true_gains, gained(2, 1)
 
 
 def main() -> None:

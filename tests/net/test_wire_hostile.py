@@ -79,7 +79,7 @@ def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code:
 
 def told(data: bytes = b"", **values: Any) -> bytes:
     """A call of one message."""
-    about = {"kind": "echo", "id": "1", "bytes": len(data), "sum": zlib.crc32(data), "taken": ""}
+    about: dict[str, Any] = {"kind": "echo", "id": "1", "bytes": len(data), "sum": zlib.crc32(data), "taken": ""}
     return whole({**about, **values}, data)
 
 
