@@ -64,6 +64,35 @@ def test_numbers_are_those_of_pandas() -> None:
     assert column(words, "Rows")[7:] == [float(np.isnan(x[:, 3]).sum()), *np.bincount(y)]
 
 
+def test_numbers_that_float32_does_not_tell_apart_have_the_statistics_of_pandas() -> None:
+    n = np.arange(360)
+    far = pd.DataFrame({"word": np.array(["u", "v"])[n % 2], "x": 1_000_000_000.0 + n % 3, "z": n % 7})
+    found = (
+        fedloom.stats(far.assign(ill=n % 2, site=n // 120), label="ill", group="site").to_frame().set_index("Column")
+    )
+    for name in ("x", "z"):
+        assert found.loc[name, "Mean"] == pytest.approx(far[name].mean(), rel=1e-14)
+        assert found.loc[name, "S.d."] == pytest.approx(far[name].std(), rel=1e-9)
+        assert found.loc[name, ["25%", "Median", "75%"]].tolist() == far[name].quantile([0.25, 0.5, 0.75]).tolist()
+
+
+def test_runs_know_what_was_subtracted_from_a_column(tmp_path: Path) -> None:
+    n = np.arange(360)
+    near = pd.DataFrame({"word": np.array(["u", "v"])[n % 2], "x": n % 5, "ill": n // 3 % 2, "site": n // 90})
+    found = {}
+    for name, frame_ in (("near", near), ("far", near.assign(x=near["x"] + 10**9))):
+        frame_.to_csv(tmp_path / f"{name}.csv", index=False)
+        data = {"name": str(tmp_path / f"{name}.csv"), "label": "ill", "group": "site"}
+        runs = [fedloom.run(method, rounds=4, data=data, seed=1) for method in ("stats", "fedglm")]
+        found[name] = [next(iter(run.summary["learned"]))["rows"] for run in runs]
+    (statistics, _), (far_statistics, beta) = found["near"], found["far"]
+    assert [cell + 10**9 for cell in statistics[0][5:8]] == far_statistics[0][5:8]
+    assert statistics[0][3] + 10**9 == pytest.approx(far_statistics[0][3], rel=1e-15)
+    by_name, near_by_name = ({row[0]: row[1] for row in rows} for rows in (beta, found["near"][1]))
+    assert by_name["x"] == pytest.approx(near_by_name["x"], rel=1e-9)
+    assert by_name["intercept"] == pytest.approx(near_by_name["intercept"] - 1e9 * by_name["x"], rel=1e-9)
+
+
 def test_drift_is_that_of_scipy_s_tests() -> None:
     x, y = rows()
     numbers, words = tables(x, y, CUTS)

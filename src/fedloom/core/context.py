@@ -228,6 +228,7 @@ class ClientContext:
             method that sends them its weights.
         columns: names of the columns of raw rows; empty if the method needs none.
         words: for each of these columns, the words of a category, whose values are 0, 1, …; () for numbers.
+        offset: what was subtracted from each of these columns, so that float32 tells its numbers apart; () for 0.
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
@@ -256,6 +257,7 @@ class ClientContext:
     encoder: Callable[[], nn.Module] | None = None
     columns: Sequence[str] = ()
     words: Sequence[Sequence[str]] = ()
+    offset: Sequence[float] = ()
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
     secret: int | None = None

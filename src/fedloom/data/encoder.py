@@ -332,10 +332,21 @@ def undo(data: Dataset) -> Dataset:
     stay as they are."""
     if not data.recipe:
         return data
-    x, words, names = decoded(TableEncoder.from_dict(data.recipe).columns, data.x)
+    rules = TableEncoder.from_dict(data.recipe).columns
+    x, words, names = decoded(rules, data.x)
+    offset = None if data.offset is None else _raw_offset(rules, data.offset)
     plain = np.zeros(len(names), np.float32)
     fill: Fill = data.fill or "median" if np.isnan(x).any() else ""
-    return replace(data, x=x, shift=plain, scale=plain + 1, columns=names, words=words, fill=fill)
+    return replace(data, x=x, shift=plain, scale=plain + 1, columns=names, words=words, fill=fill, offset=offset)
+
+
+def _raw_offset(rules: Sequence[ColumnEncoder], offset: np.ndarray) -> np.ndarray:
+    """What was subtracted from each raw column (G,), from that of each encoded one (F,)."""
+    parts, at = list[np.ndarray](), 0
+    for rule in rules:
+        parts.append(np.zeros(1) if isinstance(rule, OneHot) else offset[at : at + used_of(rule)])
+        at += len(rule.names)
+    return np.concatenate(parts)
 
 
 def encode_table(table: RawTable) -> Dataset:
@@ -386,13 +397,16 @@ def plain_own(found: Understanding, columns: dict[str, np.ndarray]) -> Dataset:
         DataError: as `encode_own`.
     """
     encoder, _ = _own_encoder(found, columns)
-    parts, words, names = list[np.ndarray](), list[tuple[str, ...]](), list[str]()
+    parts, words, names, offset = list[np.ndarray](), list[tuple[str, ...]](), list[str](), list[float]()
     for rule in encoder.columns:
         values = columns.pop(rule.name)
         if isinstance(rule, OneHot):
             parts, words, names = [*parts, rule.places(values)[:, None]], [*words, rule.words], [*names, rule.name]
+            offset.append(0.0)
         else:
-            part, its_words, its_names = decoded([rule], TableEncoder((rule,)).centered({rule.name: values})[0])
+            encoded, its_offset = TableEncoder((rule,)).centered({rule.name: values})
+            part, its_words, its_names = decoded([rule], encoded)
+            offset += _raw_offset([rule], its_offset).tolist()
             parts, words, names = [*parts, part], [*words, *its_words], [*names, *its_names]
     x, at = np.empty((len(found.table.y), len(names)), np.float32), 0
     while parts:
@@ -402,7 +416,7 @@ def plain_own(found: Understanding, columns: dict[str, np.ndarray]) -> Dataset:
     table, fill = found.table, "median" if np.isnan(x).any() else ""
     return table_dataset(
         table.name, x, table.y, table.classes, tuple(names), groups=table.groups, owners=table.owners, fill=fill,
-        notes=found.notes, label=found.label, words=tuple(words),
+        notes=found.notes, label=found.label, words=tuple(words), offset=np.array(offset) if any(offset) else None,
     )  # fmt: skip
 
 

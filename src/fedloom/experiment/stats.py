@@ -235,6 +235,7 @@ def parties(dataset: Any) -> list[ClientContext]:
             target=None if dataset.classes else Number(),
             columns=dataset.columns,
             words=dataset.words,
+            offset=() if dataset.offset is None else dataset.offset.tolist(),
             data=Rows(pool, labels, torch.from_numpy(np.flatnonzero(dataset.groups == i)), zero, one),
         )
         for i in range(count)

@@ -327,6 +327,7 @@ def _with_owner(data: Dataset) -> Dataset:
         x=x,
         columns=(*columns["columns"], "owner"),
         words=(*columns["words"], names),
+        offset=None if data.offset is None else np.append(data.offset, 0.0),
         shift=np.zeros(x.shape[1], np.float32),
         scale=np.ones(x.shape[1], np.float32),
     )

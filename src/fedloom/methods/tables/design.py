@@ -96,6 +96,18 @@ def labels(party: Party[LinearConfig]) -> list[str]:
     return [*names, *(f"owner {i}" for i in range(1, party.context.parties) if fixed)]
 
 
+def offsets(party: Party[LinearConfig]) -> np.ndarray:
+    """What was subtracted from each column (p,) when it was read, so that float32 tells its numbers apart: see
+    `labels`."""
+    found: list[float] = []
+    shifts = party.context.offset or (0.0,) * len(party.context.words)
+    for f, (shift, words) in enumerate(zip(shifts, party.context.words, strict=True)):
+        if f != time_column(party):
+            found += [0.0] * len(indicators(words)) if words else [shift]
+            found += [0.0] * indicated(party)
+    return np.array([*found, *[0.0] * (len(labels(party)) - len(found))])
+
+
 def indicators(words: Sequence[str]) -> list[int]:
     """The places of the words of a category that have an indicator: all but the first, and but that of a missing value,
     whose rows have none."""

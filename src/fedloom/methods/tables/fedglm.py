@@ -194,7 +194,8 @@ class FedGLMServer(Party[FedGLMConfig]):
         """Coefficients with standard errors, tests and intervals, for each class but the first; and the fit."""
         if not self.accepted:
             return ()
-        beta, errors, value = *inference.estimates(self.design, self.accepted), self.accepted["value"]
+        beta, errors = inference.estimates(self.design, self.accepted, designs.offsets(self))
+        value = self.accepted["value"]
         names, level, rows, k = designs.names(self, self.design), self.cfg.level, self.design["rows"], len(beta)
         mean, scale = self.design["outcome"].tolist()
         titles = [f"Coefficients of class {c + 1} against class 0" for c in range(k)]

@@ -10,11 +10,13 @@ from fedloom.methods.tables import newton
 from fedloom.methods.tables.drift import finite
 
 
-def estimates(design: Mapping[str, Any], accepted: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def estimates(
+    design: Mapping[str, Any], accepted: Mapping[str, Any], offset: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients and standard errors (k, 1 + p) of the columns as they are, from those of standardized columns. A
-    number's are in its own unit."""
+    number's are in its own unit. `offset` was subtracted from all columns when they were read."""
     use = design["kept"].numpy()
-    mean, scale = design["mean"].numpy()[use], design["scale"].numpy()[use]
+    mean, scale = (design["mean"].numpy() + offset)[use], design["scale"].numpy()[use]
     beta, covariance = newton.raw_scale(accepted["beta"].numpy(), accepted["covariance"].numpy(), mean, scale)
     errors: np.ndarray = np.sqrt(np.diag(covariance)).reshape(beta.shape)
     return beta, errors

@@ -191,9 +191,10 @@ class StatsServer(Party[StatsConfig]):
         least, whole = self.cfg.min_cell, int(self.found["rows"])
         known, quarters, spreads = (x.tolist() for x in (self.found["known"], self.found["quartiles"], self.spreads()))
         numbers: list[tuple[str | float | None, ...]] = []
-        for name, n, quartile, (mean, sd, *drift) in zip(number_columns(self), known, quarters, spreads, strict=True):
-            hidden = quartile if n >= 4 * least else [None] * 3
-            cells = [mean, sd, *hidden, *drift] if n >= least else [None] * 7
+        columns = zip(number_columns(self), offsets(self), known, quarters, spreads, strict=True)
+        for name, offset, n, quartile, (mean, sd, *drift) in columns:
+            hidden = [offset + cut for cut in quartile] if n >= 4 * least else [None] * 3
+            cells = [offset + mean, sd, *hidden, *drift] if n >= least else [None] * 7
             numbers.append((name, *masked([n, whole - n], least), *map(finite, cells)))
         words: list[tuple[str | float | None, ...]] = []
         for (name, listed), (counts, *drift) in zip(categories(self), self.associations(), strict=True):
@@ -253,6 +254,13 @@ def number_columns(party: Party[object]) -> list[str]:
     """The names (p,) of the columns of numbers, with the number to predict."""
     names = [name for name, words in zip(party.context.columns, party.context.words, strict=True) if not words]
     return [*names, *([TARGET] if party.context.target else [])]
+
+
+def offsets(party: Party[object]) -> list[float]:
+    """What was subtracted from each of the numbers (p,): see `number_columns`."""
+    c = party.context
+    found = [offset for offset, words in zip(c.offset or (0.0,) * len(c.words), c.words, strict=True) if not words]
+    return [*found, *([0.0] if c.target else [])]
 
 
 def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:

@@ -146,10 +146,16 @@ a function from a client to its test rows by name."""
 
 
 def raw_columns(dataset: DatasetLike) -> dict[str, Any]:
-    """The names of a data set's columns, and the words of each that is a category. Pixels are numbered."""
+    """The names of a data set's columns, the words of each that is a category, and what was subtracted from each.
+    Pixels are numbered."""
     size = math.prod(dataset.input_shape)
     names = dataset.columns if len(dataset.columns) == size else tuple(map(str, range(size)))
-    return {"columns": names, "words": dataset.words or ((),) * size}
+    offset = getattr(dataset, "offset", None)
+    return {
+        "columns": names,
+        "words": dataset.words or ((),) * size,
+        "offset": () if offset is None else tuple(offset.tolist()),
+    }
 
 
 def _partitioned(run: RunConfig, files: PrivateData, raw: bool) -> _Assigned:
