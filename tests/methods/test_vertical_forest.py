@@ -324,6 +324,21 @@ def test_trees_of_one_node_are_no_problem() -> None:
     assert one.problem(0, 8) == one.problem(0, 9) == ""  # leaves alone look at no bin
 
 
+@pytest.mark.parametrize("name", ["breast_cancer", "wine"])
+def test_boosted_trees_of_classes_are_exported(name: str, tmp_path: Path) -> None:
+    from fedloom.data.sources import load_raw
+
+    values = {**RUN, "method": "vertical-boosting", "rounds": 12, "params": {}, "data": {"name": name, "clients": 2}}
+    execute(check({"run": values}).run, tmp_path / "run")
+    folder, table = export(tmp_path / "run").folder, load_raw(name)  # compared with the run
+    raw = {column: values.tolist() for column, values in table.columns.items()}
+    active, sent = load_active(folder / "active"), [load_party(folder / f"party-{m}").embed(raw) for m in range(2)]
+    assert len(active.classes) == len(table.classes)
+    for parts in (sent, sent[:1], sent[1:]):
+        p = active.predict(parts)
+        assert abs(p.sum(1) - 1).max() < 1e-5 and (p.argmax(1) == table.y).mean() > 0.85
+
+
 @pytest.mark.parametrize(
     ("method", "models"), [("vertical-forest", {}), ("vertical-boosting", {}), ("split", {"variance": True})]
 )
