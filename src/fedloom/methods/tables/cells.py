@@ -12,6 +12,11 @@ PARTS_OF_CELL = (8, 8)
 """Parts of each cell in which a quantile lies, and of each of these parts. Few at a time cost the fewest counts."""
 
 
+def known_of(values: np.ndarray) -> np.ndarray:
+    """The values (n,) that are not missing, as float64."""
+    return np.array(values[~np.isnan(values)], np.float64)
+
+
 def ends_of_cells(low: float, high: float, cells: int) -> np.ndarray:
     """The ends (cells + 1,) of equal cells, whose last one is `high` itself."""
     ends: np.ndarray = low + (high - low) / cells * np.arange(cells + 1)

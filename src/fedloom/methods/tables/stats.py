@@ -44,6 +44,7 @@ from fedloom.methods.tables.cells import (
     PARTS_OF_CELL,
     cell_of,
     ends_of_cells,
+    known_of,
     masked,
     rounded,
     rows_below,
@@ -61,7 +62,7 @@ from fedloom.methods.tables.long_sums import (
     table_of,
     wider,
 )
-from fedloom.methods.tables.steps import refusal, tensors
+from fedloom.methods.tables.steps import offsets, refusal, tensors
 from fedloom.trees.histograms import bundled, bundles, two_in_one, unbundled, untwined
 
 QUARTILES = (0.25, 0.5, 0.75)
@@ -191,8 +192,8 @@ class StatsServer(Party[StatsConfig]):
         least, whole = self.cfg.min_cell, int(self.found["rows"])
         known, quarters, spreads = (x.tolist() for x in (self.found["known"], self.found["quartiles"], self.spreads()))
         numbers: list[tuple[str | float | None, ...]] = []
-        columns = zip(number_columns(self), offsets(self), known, quarters, spreads, strict=True)
-        for name, offset, n, quartile, (mean, sd, *drift) in columns:
+        about = zip(number_columns(self), offsets(self), known, quarters, spreads, strict=True)
+        for name, offset, n, quartile, (mean, sd, *drift) in about:
             hidden = [offset + cut for cut in quartile] if n >= 4 * least else [None] * 3
             cells = [offset + mean, sd, *hidden, *drift] if n >= least else [None] * 7
             numbers.append((name, *masked([n, whole - n], least), *map(finite, cells)))
@@ -256,13 +257,6 @@ def number_columns(party: Party[object]) -> list[str]:
     return [*names, *([TARGET] if party.context.target else [])]
 
 
-def offsets(party: Party[object]) -> list[float]:
-    """What was subtracted from each of the numbers (p,): see `number_columns`."""
-    c = party.context
-    found = [offset for offset, words in zip(c.offset or (0.0,) * len(c.words), c.words, strict=True) if not words]
-    return [*found, *([0.0] if c.target else [])]
-
-
 def categories(party: Party[object]) -> list[tuple[str, Sequence[str]]]:
     """The names and words of the categories, and of the classes."""
     c = party.context
@@ -277,11 +271,6 @@ def numbers_of(party: Party[object]) -> list[np.ndarray]:
     x = rows.x(every).flatten(1).cpu().numpy()  # not kept: tables may be large
     found = [x[:, f] for f, words in enumerate(party.context.words) if not words]
     return [*found, target.in_unit(rows.y(every).cpu().numpy())] if target is not None else found
-
-
-def known_of(values: np.ndarray) -> np.ndarray:
-    """The values (n,) that are not missing, as float64."""
-    return np.array(values[~np.isnan(values)], np.float64)
 
 
 def words_of(party: Party[object]) -> list[tuple[np.ndarray, int]]:

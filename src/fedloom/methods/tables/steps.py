@@ -334,6 +334,13 @@ def take_layout(party: TreesParty, layout: Mapping[str, Any] | None) -> None:
     party.layout = layout_tree(new)
 
 
+def offsets(party: Party[object]) -> list[float]:
+    """What was subtracted from each of the party's columns of numbers when they were read, 0 of a number to predict."""
+    c = party.context
+    every = zip(c.offset or (0.0,) * len(c.words), c.words, strict=True)
+    return [*(offset for offset, words in every if not words), *([0.0] if c.target else [])]
+
+
 def words_of(party: TreesParty, *, sizes: Tensor) -> dict[str, Tensor]:
     """The party's rows with each word, (sum of sizes,): one category after the other. `sizes` (F,) has the number of
     words of a category, and 0 for numbers."""
