@@ -109,14 +109,16 @@ class Growth:
             first = np.cumsum(sizes) - sizes
             running = np.concatenate([np.zeros((len(hist), 1), np.int64), hist.cumsum(1)], axis=1)
             self._sums = running[:, first + ends] - running[:, first]
+        order = np.arange(len(nodes))
         if self._above is not None:
             own = hist.reshape(len(hist), len(nodes), -1)
-            both = np.concatenate([own, self._above - own], axis=1)
-            nodes = np.concatenate([nodes, self._sibling])
+            both = np.empty((len(hist), 2 * len(nodes), own.shape[2]), np.int64)
+            both[:, : len(nodes)] = own
+            np.subtract(self._above, own, out=both[:, len(nodes) :])
+            nodes, hist = np.concatenate([nodes, self._sibling]), both.reshape(len(hist), -1)
             order = np.argsort(nodes)
-            nodes, hist = nodes[order], both[:, order].reshape(len(hist), -1)
-            columns = np.broadcast_to(columns[:1], (len(nodes), k))
-        found = best(hist, columns, self._layout, self._criterion, self._min_rows)
+            nodes, columns = nodes[order], np.broadcast_to(columns[:1], (len(nodes), k))
+        found = best(hist, columns, self._layout, self._criterion, self._min_rows).taken(order)
         go = found.gain > 0
         split, lefts = nodes[go], found.sums[:, go]
         np.add.at(self.gains, found.column[go], found.gain[go])
@@ -142,7 +144,7 @@ class Growth:
             large = 2 * child + 1 - small
             keep = rows[large] >= 2 * self._min_rows
             self._sibling = large[keep]
-            self._above = hist.reshape(len(hist), len(nodes), -1)[:, go][:, keep]
+            self._above = hist.reshape(len(hist), len(nodes), -1)[:, order[go][keep]]
             self._ask(small[keep])
 
     def _ask(self, nodes: np.ndarray) -> None:

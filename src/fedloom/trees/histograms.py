@@ -49,8 +49,10 @@ def two_in_one(sums: np.ndarray) -> np.ndarray:
 
 def untwined(words: np.ndarray, n: int) -> np.ndarray:
     """The n sums (n,) int64 of words."""
-    second = (words + 2**31) % 2**32 - 2**31
-    return np.stack([words - second >> 32, second], axis=1).ravel()[:n]
+    both = np.empty(2 * len(words), np.int64)
+    both[1::2] = words.astype(np.int32)  # the lower 32 bits, with their sign
+    np.right_shift(words - both[1::2], 32, out=both[0::2])
+    return both[:n]
 
 
 def bundled(counts: np.ndarray, most: int) -> np.ndarray:
@@ -157,7 +159,7 @@ def gradient_histograms(
                 else:
                     index, own = cells.take(which, 0), words[t].take(which)
                 if slots > 1:
-                    index = index + (slot * width).astype(np.int32).take(which)[:, None]
+                    index = index + (slot.take(which) * np.int32(width))[:, None]
                 total = total + opened(sums(index, own, slots * width))
         found.append(total.reshape(-1, slots, width))
     return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
@@ -298,7 +300,7 @@ def _by_tree(tree: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 def _places(among: np.ndarray) -> np.ndarray:
     """The place of each node among some ascending nodes, -1 for none, as for all nodes from the last place on."""
-    places = np.full(int(among[-1]) + 2, -1)
+    places = np.full(int(among[-1]) + 2, -1, np.int32)
     places[among] = np.arange(len(among))
     return places
 

@@ -101,6 +101,10 @@ class Best:
     left: np.ndarray
     sums: np.ndarray
 
+    def taken(self, order: np.ndarray) -> "Best":
+        """The splits of some nodes, in this order."""
+        return Best(self.gain[order], self.column[order], self.left[order], self.sums[:, order])
+
 
 CELLS: Final = 2**14
 """Bins whose splits are judged at once, which stay in the processor's cache."""
@@ -148,18 +152,15 @@ def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criter
         rank = np.where(real, criterion.rank(s.take(cells, axis=1, mode="clip").astype(np.float64)), np.inf)
         order = starts[words, None] + 1 + rank.argsort(1, kind="stable")
         place[cells[real]] = order[real]
-        s = s.take(place, axis=1)
+        s[:, cells[real]] = s.take(order[real], axis=1)
     missing = s[:, starts]
     s[:, starts] = 0
     known = np.add.reduceat(s, starts, axis=1)
     s[:, starts[1:]] = -known[:, :-1]  # so that running sums begin anew
-    whole = s.cumsum(1)[
-        :, None
-    ]  # (S, ways, cells): the left child after each cell, with missing values right, and left
-    if missing.any():
-        whole = np.concatenate([whole, whole + np.repeat(missing, widths, axis=1)[:, None]], axis=1)
+    left = s.cumsum(1).astype(np.float64)[:, None]  # sums are below 2^53, so they stay exact
+    if missing.any():  # (S, ways, cells): the left child after each cell, with missing values right, and left
+        left = np.concatenate([left, left + np.repeat(missing, widths, axis=1)[:, None]], axis=1)
     total = (known + missing)[:, ::k].astype(np.float64)
-    left = whole.astype(np.float64)  # sums are below 2^53, so they stay exact
     right = np.repeat(total, size, axis=1)[:, None] - left
     gains = criterion.score(left) + criterion.score(right) - np.repeat(criterion.score(total), size)
     gains[np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows] = -np.inf
@@ -175,4 +176,4 @@ def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criter
     table = np.zeros((W, int(layout.widths.max())), bool)
     table[part[cells] // k, place[cells] - starts[part[cells]]] = True
     table[:, 0] = way == 1
-    return Best(top, columns.ravel()[part[at]], table, whole[:, way, at])
+    return Best(top, columns.ravel()[part[at]], table, left[:, way, at].astype(np.int64))

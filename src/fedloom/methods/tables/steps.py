@@ -491,7 +491,9 @@ def grow(
             asked["columns"] = trees.columns.astype(np.int16)
         if counts:
             asked["bits"] = trees.bits
-        room, size = np.repeat(trees.bits, trees.sizes), statistics * int(trees.sizes.sum())
+        sizes = trees.sizes
+        size = statistics * int(sizes.sum())
+        room = np.repeat(trees.bits, sizes) if counts else np.empty(0, np.uint8)
         words = histograms.bundles_by(statistics, room) if counts else -(-size // 2)
         found = fed.total(
             owners,
