@@ -99,7 +99,7 @@ def test_a_table_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tables, "BLOCK", 1 << 16)
     monkeypatch.setattr(hub, "BATCH", 1000)
     rng, rows = np.random.default_rng(0), 30_000
-    columns: dict[str, Any] = {f"x{i}": rng.normal(size=rows).round(4) for i in range(10)}
+    columns: dict[str, np.ndarray] = {f"x{i}": rng.normal(size=rows).round(4) for i in range(10)}
     columns |= {"label": rng.integers(2, size=rows), "owner": rng.integers(10, size=rows)}
     csv.write_csv(pa.table(columns), tmp_path / "t.csv")
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
