@@ -73,7 +73,7 @@ def columns_of(data: str, seed: int, secret: int | None = None) -> tuple[Any, Te
     columns = run.columns.model_copy(update={"private": secret is not None})
     plan = with_secret(replace(plan, run=run.model_copy(update={"columns": columns})), secret)
     context = plan.contexts[1]
-    party = plan.method.party_at(plan.server_context)(plan.cfg, context)
+    party: Any = plan.method.party_at(plan.server_context)(plan.cfg, context)
     rows = context.data.every
     return party, rows[: context.aligned], rows[context.aligned :]
 
@@ -151,7 +151,7 @@ def hijacked(data: str, aligned: int, seed: int, steps: int = 3000) -> tuple[flo
     columns = plan.run.columns.model_copy(update={"private": True})
     plan = with_secret(replace(plan, run=plan.run.model_copy(update={"columns": columns})), 7)
     mine, theirs = plan.contexts
-    party = plan.method.party_at(plan.server_context)(plan.cfg, theirs)
+    party: Any = plan.method.party_at(plan.server_context)(plan.cfg, theirs)
     rows, known = theirs.data.every[:aligned].flatten(1), theirs.tests["test"].every.flatten(1)
     own, own_known = mine.data.every[:aligned].flatten(1), mine.tests["test"].every.flatten(1)
     own, own_known = ((x - own_known.mean(0)) / (own_known.std(0) + 1e-3) for x in (own, own_known))
@@ -301,7 +301,7 @@ def alone(seed: int) -> Iterator[Line]:
         rare = int(y.mode().values)
         rows = torch.nonzero(y == rare)[:count, 0]
         kept = replace(own, index=own.index[torch.cat([rows, torch.nonzero(y != rare)[:, 0]])])
-        party = plan.method.party_at(plan.server_context)(plan.cfg, replace(context, data=kept))
+        party: Any = plan.method.party_at(plan.server_context)(plan.cfg, replace(context, data=kept))
         network, sent = party.net.module, party.update(t=0, received={})
         assert int(sent["counts"][rare]) == count
         target, others = sent["prototypes"][rare].detach(), own.x(torch.nonzero(y != rare)[:, 0])
