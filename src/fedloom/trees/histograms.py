@@ -41,9 +41,8 @@ def unpacked(words: np.ndarray) -> np.ndarray:
 
 def two_in_one(sums: np.ndarray) -> np.ndarray:
     """Words (ceil(n / 2),) int64, each of two sums of (n,) that are within ±2^31. Words add up as their sums do."""
-    both = np.zeros(len(sums) + len(sums) % 2, np.int64)
-    both[: len(sums)] = sums
-    words: np.ndarray = (both[0::2] << 32) + both[1::2]
+    words: np.ndarray = sums[0::2] << 32
+    words[: len(sums) // 2] += sums[1::2]
     return words
 
 

@@ -162,8 +162,10 @@ def _best(hist: np.ndarray, columns: np.ndarray, layout: Bins, criterion: Criter
         left = np.concatenate([left, left + np.repeat(missing, widths, axis=1)[:, None]], axis=1)
     total = (known + missing)[:, ::k].astype(np.float64)
     right = np.repeat(total, size, axis=1)[:, None] - left
-    gains = criterion.score(left) + criterion.score(right) - np.repeat(criterion.score(total), size)
-    gains[np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows] = -np.inf
+    gains = criterion.score(left)
+    gains += criterion.score(right)
+    gains -= np.repeat(criterion.score(total), size)
+    np.copyto(gains, -np.inf, where=np.minimum(criterion.rows(left), criterion.rows(right)) < min_rows)
     gains[:, starts] = -np.inf
     tops = np.maximum.reduceat(gains, first, axis=1)
     way, top = tops.argmax(0), tops.max(0)
