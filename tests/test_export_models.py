@@ -310,6 +310,25 @@ def test_trees_of_a_user_s_table_with_words_and_gaps(tmp_path: Path) -> None:
     assert found.tried > 20 and ((expected.argmax(1) == 1) == (label == "yes")).mean() > 0.85
 
 
+@pytest.mark.parametrize("method", ["fedboost", "fedglm"])
+def test_folders_subtract_what_was_subtracted_from_a_column(method: str, tmp_path: Path) -> None:
+    rng, n = np.random.default_rng(0), np.arange(240)
+    near = {"word": np.array(["u", "v", "w"])[n % 3], "x": rng.integers(0, 30, 240), "z": rng.normal(size=240).round(3)}
+    ill, site = np.where(near["x"] + 5 * near["z"] > 15, "yes", "no"), np.array(["a", "b"])[n % 2]
+    far = {**near, "x": near["x"] + 10**9}
+    with (tmp_path / "far.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*far, "ill", "site"])
+        writer.writerows(zip(*(v.tolist() for v in far.values()), ill.tolist(), site.tolist(), strict=True))
+    data = {"name": str(tmp_path / "far.csv"), "label": "ill", "group": "site"}
+    fedloom.run(method, data=data, rounds=8, out=tmp_path / "run")
+    folder = export(tmp_path / "run").folder / "server"
+    found = load_model(folder, trust=[NETWORK]).predict({name: values.tolist() for name, values in far.items()})
+    assert (found.argmax(1) == (ill == "yes")).mean() > 0.9
+    _, plain = plain_predictions(folder, tmp_path / "far.csv")
+    np.testing.assert_allclose(plain, found, atol=2e-6)
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 

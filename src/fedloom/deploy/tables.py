@@ -178,7 +178,7 @@ def inputs_of(data: Dataset) -> ModelInputs:
     """How rows are read for a model of raw columns: words one-hot, numbers as they are."""
     rules = [*data.recipe.get("columns", ())]
     shape = (len(TableEncoder.from_dict(data.recipe).names),) if rules else data.input_shape
-    plain = (0.0,) * shape[0], (1.0,) * shape[0]
+    plain = _encoded_offset(data) or (0.0,) * shape[0], (1.0,) * shape[0]
     mean, scale = plain if data.kind == "table" else (tuple(map(float, data.shift)), tuple(map(float, data.scale)))
     if data.kind == "table" and not rules:
         rules = [{"name": name, "gaps": True} for name in data.columns]
@@ -190,6 +190,17 @@ def inputs_of(data: Dataset) -> ModelInputs:
         scale=scale,
         **{key: data.recipe[key] for key in ("missing_words", "decimal", "optional") if key in data.recipe},
     )
+
+
+def _encoded_offset(data: Dataset) -> tuple[float, ...]:
+    """What was subtracted from each input (F,) of a folder's network when rows were read; () for nothing."""
+    if data.offset is None or not data.recipe:
+        return () if data.offset is None else tuple(data.offset.tolist())
+    found, at = list[float](), 0
+    for width, used, is_words, _ in _raw_columns(data):
+        found += [0.0] * width if is_words else [*data.offset[at : at + used].tolist(), *[0.0] * (width - used)]
+        at += used
+    return tuple(found)
 
 
 def encoded(data: Dataset, x: Tensor) -> Tensor:
