@@ -150,9 +150,10 @@ def test_a_case_has_the_rates_that_its_search_chose_of_equally_many(archive: Pat
 
 def test_a_search_names_the_best_of_all_rates() -> None:
     runs = [("a 0.1", [50.0, 60.0]), ("a 0.3", [70.0, 60.0]), ("own heads 0.1", [1.0, 3.0])]
+    runs.append(("own heads 0.3", [float("nan"), 9.0]))
     found = {name: {0: {"measures": {"accuracy": each, "rmse": each}}} for name, each in runs}
     table = TABLE["search"](found, "accuracy").splitlines()
-    assert table[2:] == ["| a | 0.3 | 0.1: 55.0, 0.3: 65.0 |", "| own heads | 0.1 | 0.1: 2.0 |"]
+    assert table[2:] == ["| a | 0.3 | 0.1: 55.0, 0.3: 65.0 |", "| own heads | 0.1 | 0.1: 2.0, 0.3: diverged |"]
     assert TABLE["chosen"](TABLE["searched"](found, "rmse")["a"], "rmse") == "0.1"
 
 

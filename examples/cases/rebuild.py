@@ -33,7 +33,6 @@ AGAIN = {  # page -> its file, and rows that cost seconds, the first of the file
     "drawers": ("drawers", ["alone", "FedMD"]),
     "heart": ("heart", ["alone", "gossip, own heads"]),
     "newcomers": ("newcomers", ["no training", "server's labels", "server's model"]),
-    "people": ("people", ["alone"]),
     "speakers": ("speakers", ["alone", "pooled"]),
     "stations": ("stations", ["alone", "pooled"]),
 }

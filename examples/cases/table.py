@@ -179,15 +179,17 @@ def searched(found: dict[str, dict[int, dict[str, Any]]], measure: str) -> dict[
 
 
 def chosen(rates: dict[str, float], measure: str) -> str:
-    """The best rate; the first of equal ones."""
-    return min(rates, key=lambda rate: rates[rate] if measure == "rmse" else -rates[rate])
+    """The best rate; the first of equal ones, and none where training diverged."""
+    finite = [rate for rate in rates if np.isfinite(rates[rate])]
+    return min(finite, key=lambda rate: rates[rate] if measure == "rmse" else -rates[rate])
 
 
 def search(found: dict[str, dict[int, dict[str, Any]]], measure: str) -> str:
     """A table with the chosen rate of each method, and the means of all that were tried."""
     lines = ["| method | chosen rate | all that were tried |", "|---|---|---|"]
     for method, rates in searched(found, measure).items():
-        tried = ", ".join(f"{rate}: {mean:.1f}" for rate, mean in rates.items())
+        shown = {rate: f"{mean:.1f}" if np.isfinite(mean) else "diverged" for rate, mean in rates.items()}
+        tried = ", ".join(f"{rate}: {mean}" for rate, mean in shown.items())
         lines.append(f"| {method} | {chosen(rates, measure)} | {tried} |")
     return "\n".join(lines)
 
