@@ -697,3 +697,8 @@ def test_an_evaluation_mode_leads_only_if_all_methods_have_it(tmp_path: Path) ->
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
     assert "Accuracy on the global test set: fedal" in text
     assert "On own class mix: accuracy of the first minus the other" in text
+
+
+def test_values_of_tables_have_no_powers_of_ten_where_people_write_none() -> None:
+    shown = [fmt.value(x) for x in (53678.4, 1e9 + 1, 0.81794, -1234.5, 2e-5, 3e20, "a", None)]
+    assert shown == ["53678", "1000000001", "0.8179", f"{fmt.MINUS}1234", f"2e{fmt.MINUS}05", "3e+20", "a", "–"]

@@ -36,8 +36,10 @@ def number(value: float, form: str = ".3f") -> str:
 
 
 def value(found: str | float | None) -> str:
-    """A value of a table: text, a number with four digits, or a dash."""
-    return "–" if found is None else found if isinstance(found, str) else number(found, ".4g")
+    """A value of a table: text, a number with four digits or all before the point, or a dash."""
+    if found is None or isinstance(found, str):
+        return "–" if found is None else found
+    return number(found, ".0f" if 1e3 <= abs(found) < 1e15 else ".4g")
 
 
 def metric(value: float, share: bool = True, space: str = NBSP) -> str:
