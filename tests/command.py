@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """The command, called in the test's folder; `code` is the status that it must end with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    log = logging.getLogger("fedloom")  # which a node takes for itself
+    for name in ("handlers", "propagate"):
+        monkeypatch.setattr(log, name, getattr(log, name))
     from fedloom.cli import (
         main,  # only here: this file is also read in Flower's environment, which lacks Typer's version
     )
