@@ -248,6 +248,23 @@ class RPCClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @contextlib.contextmanager
+    def _attempting(self, call: Any) -> Iterator[None]:
+        """If an attempt fails, cancel `call`, and raise `_Broken`, `_Late` or the refusal."""
+        try:
+            yield
+        except FrameError:
+            call.cancel()
+            raise _Broken(strike=True) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise _Broken from None  # the connection was closed, not the call cancelled
+
     async def _tell(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> bool:
         """Make a small call by one message, and confirm earlier answers with it. Whether the answer is complete."""
         if self._calls is None:
@@ -257,29 +274,24 @@ class RPCClient:
         tell = self._calls.unary_unary(TELL)
         call = tell(frame, timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True)
         self._told.add(call)
-        try:
-            told = await call
-            self.sent += len(frame)
-            self.received += len(told)
-            self._alive()
-            self._forget(taken)
-            total = self._begin(answer, told)
-            if len(answer.data) != min(total, WHOLE):
-                raise FrameError("an answer must come whole, or its first piece")
-            if len(answer.data) < total:
-                return False
-            self._check_sum(answer)
-        except FrameError:
-            answer.data.clear()
-            raise _Broken(strike=True) from None
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
-        except asyncio.CancelledError:
-            call.cancel()
-            _check_cancelled()
-            raise _Broken from None  # the connection was closed, not the call cancelled
-        finally:
-            self._told.discard(call)
+        with self._attempting(call):
+            try:
+                told = await call
+                self.sent += len(frame)
+                self.received += len(told)
+                self._alive()
+                self._forget(taken)
+                total = self._begin(answer, told)
+                if len(answer.data) != min(total, WHOLE):
+                    raise FrameError("an answer must come whole, or its first piece")
+                if len(answer.data) < total:
+                    return False
+                self._check_sum(answer)
+            except FrameError:
+                answer.data.clear()
+                raise
+            finally:
+                self._told.discard(call)
         self._taken.append(head["id"])
         return True
 
@@ -306,31 +318,23 @@ class RPCClient:
         call = stub(timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True)
         sending: asyncio.Future[None] | None = None
         head |= {"got": len(answer.data), "of": answer.of}
-        try:
-            if head["again"]:
-                await self._send(call, framed(head))
-                have, _ = unframed(await self._read(call), have=int)
-                if not 0 <= have["have"] <= len(body):
-                    raise FrameError("the other end has more bytes of the call than were sent")
-                sending = asyncio.ensure_future(self._send(call, pieces(body, have["have"])))
-            else:
-                sending = asyncio.ensure_future(self._send(call, framed(head, body)))
-            await self._receive(call, answer)
-            await sending
-            self._aside(_part(call))
-        except FrameError:
-            call.cancel()
-            raise _Broken(strike=True) from None
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
-        except asyncio.CancelledError:
-            call.cancel()
-            _check_cancelled()
-            raise _Broken from None  # the connection was closed, not the call cancelled
-        finally:
-            if sending is not None:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+        with self._attempting(call):
+            try:
+                if head["again"]:
+                    await self._send(call, framed(head))
+                    have, _ = unframed(await self._read(call), have=int)
+                    if not 0 <= have["have"] <= len(body):
+                        raise FrameError("the other end has more bytes of the call than were sent")
+                    sending = asyncio.ensure_future(self._send(call, pieces(body, have["have"])))
+                else:
+                    sending = asyncio.ensure_future(self._send(call, framed(head, body)))
+                await self._receive(call, answer)
+                await sending
+                self._aside(_part(call))
+            finally:
+                if sending is not None:
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
 
     async def _receive(self, call: Any, answer: _Answer) -> None:
         total = self._begin(answer, await self._read(call))
@@ -481,13 +485,6 @@ class RPCClient:
         task = asyncio.ensure_future(work)
         self._loose.add(task)
         task.add_done_callback(self._loose.discard)
-
-
-def _check_cancelled() -> None:
-    """Within `except CancelledError`: raise it again if it is the task that was cancelled, and not a call."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        raise
 
 
 async def _part(call: Any) -> None:
