@@ -3,7 +3,7 @@
     python -m benchmarks.decisions [--sets 40] [--seed 1] [--scores auc rmse] [--out FILE.jsonl] [--advice]
     python -m benchmarks.decisions --table FILE.jsonl...    # merges archives, and says which goals are met
 
-Each federation is drawn from one of fourteen designs, with 2, 4, 6, 12 and 20 owners in turn. Linear models are trained
+Each federation is drawn from one of fifteen designs, with 2, 4, 6, 12 and 20 owners in turn. Linear models are trained
 in up to 3 repeats of 4 folds, as `fedloom trial` does: alone on each owner's rows, on the rows of all owners, and the
 mean of all owners' models; the latter two also mixed with the own model, half and half, and by weights of the owners.
 The true gain of an owner is that of the very models, expected on 10 fresh rows for each of its own whose probabilities
@@ -33,6 +33,7 @@ from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, per
 from fedloom.experiment.trial.contributions import LEAST_PROBABILITY, scores_of
 from fedloom.experiment.trial.decide import SHARING, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
+from fedloom.experiment.trial.folds import BLOCKS
 from fedloom.experiment.trial.folds import windows as count_windows
 from fedloom.experiment.trial.run import FEWEST_REPEATS
 
@@ -67,7 +68,7 @@ def federation(design: str, owners: int, rng: np.random.Generator) -> Federation
     own, intercept = np.tile(common, (owners, 1)), 0.0
     if design == "few rows":
         sizes = rng.integers(16, 60, owners)
-    elif design == "shifted":
+    elif design in ("shifted", "same days"):
         own = own + rng.normal(size=own.shape) * np.linalg.norm(common) * 0.7 / np.sqrt(columns)
     elif design == "unrelated":
         own = rng.normal(size=own.shape) * np.linalg.norm(common) / np.sqrt(columns)
@@ -87,6 +88,9 @@ def federation(design: str, owners: int, rng: np.random.Generator) -> Federation
     elif design == "plenty":
         sizes = rng.integers(500, 900, owners)
 
+    days = int(sizes.max())
+    weather = rng.normal(size=(days, columns + 1)) if design == "same days" else np.zeros((0, 0))
+
     def draw(i: int, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         unit = np.arange(n)
         if design == "units":  # patients with several rows that resemble each other, in columns and in labels
@@ -95,17 +99,21 @@ def federation(design: str, owners: int, rng: np.random.Generator) -> Federation
             x = (center[:, :columns] + rng.normal(size=(n, columns))) / np.sqrt(2)
             return x, x @ own[i] * 2 + center[:, -1], unit
         x = rng.normal(size=(n, columns))
+        if design == "same days":  # of all owners, but for fresh rows: half of the columns' variance, and a shock
+            day = weather[np.arange(n) * days // n] if n <= days else rng.normal(size=(n, columns + 1))
+            x = (x + day[:, :columns]) / np.sqrt(2)
+            return x, x @ own[i] * 2 + 2 * day[:, -1], unit
         signal = x @ own[i] * 2
         if design == "time":  # a slow drift of the signal
             signal = signal + np.sin(np.linspace(0, 3, n) + i)
         return x, signal, unit
 
-    return Federation(sizes, draw, intercept, design == "time", design == "units")
+    return Federation(sizes, draw, intercept, design in ("time", "same days"), design == "units")
 
 
 DESIGNS = (
     "alike", "few rows", "plenty", "shifted", "unrelated", "one opposite", "one small", "half small", "no signal",
-    "imbalanced", "units", "time", "two groups", "many owners",
+    "imbalanced", "units", "time", "two groups", "many owners", "same days",
 )  # fmt: skip
 
 
@@ -331,6 +339,7 @@ def evidence_of(
                     score, y[use], shown[i][0][:done][:, use],
                     federated[i][:done][:, use], folds[i][:done][:, use],
                     unit=unit[use] if world.units or world.ordered else None,
+                    together=(np.arange(len(y)) * 2 * BLOCKS // len(y))[use] if world.ordered else None,
                 )
             )  # fmt: skip
         evidences.append(each)

@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedloom.experiment.trial.evidence import Evidence, standard_errors
+from fedloom.experiment.trial.evidence import Evidence, common_errors, standard_errors
 from fedloom.experiment.trial.sharing import share
 
 Decision: TypeAlias = Literal["join", "alone", "same", "undecided", "too few"]
@@ -117,7 +117,10 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
     heavier = errors * np.sqrt(freedom / np.maximum(freedom - 2, 0.5))  # the deviation of the t distribution
     known, errors_of_all = np.zeros(len(owners)), np.full(len(owners), UNKNOWN)
     known[told], errors_of_all[told] = gains, heavier
-    all_of_them = share(known, errors_of_all, rows, worth)
+    shared_errors = common_errors(used, heavier)
+    common = np.zeros((len(owners), shared_errors.shape[1]))
+    common[told] = shared_errors
+    all_of_them = share(known, errors_of_all, rows, worth, common)
     expected = list(zip(all_of_them.mean.tolist(), all_of_them.deviation.tolist(), strict=True))
     sharing = len(told) >= SHARING
     half = stats.t.ppf(1 - ALPHA, freedom) * errors

@@ -38,10 +38,18 @@ PRIOR = 4.0
 USUAL, WEIGHT = 0.2, 10.0
 """V as a share of the rows' variance, about its mean in simulated federations (`benchmarks.decisions`), and the repeats
 of an owner that this counts as."""
-
-
 WINDOWS = 20.0
 """Windows of time that count for rows that do not depend on each other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """What an owner's rows may share with those of others: the `names` (M,) of days or units, their numbers of `rows`
+    (M,), and the `sums` (M,) of these rows' contributions."""
+
+    names: np.ndarray
+    rows: np.ndarray
+    sums: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +74,7 @@ class Evidence:
         rows: n.
         fewest: the number of units of the rarest class; in time of windows with it.
         by_windows: the variance of the gain by windows of time; nan without windows.
+        clusters: its days, or units; None without either.
     """
 
     gain: float
@@ -83,6 +92,7 @@ class Evidence:
     rows: int
     fewest: int
     by_windows: float = np.nan
+    clusters: Clusters | None = None
 
     @property
     def pairs_count(self) -> float:
@@ -99,6 +109,7 @@ def evidence(
     *,
     unit: np.ndarray | None = None,
     priors: np.ndarray | None = None,
+    together: np.ndarray | None = None,
 ) -> Evidence:
     """The evidence of one owner's rows.
 
@@ -146,7 +157,13 @@ def evidence(
         rows=len(y),
         fewest=fewest,
         by_windows=by_windows,
+        clusters=None if together is None else _clusters(parts, together),
     )
+
+
+def _clusters(parts: np.ndarray, together: np.ndarray) -> Clusters:
+    names, place = np.unique(together, return_inverse=True)
+    return Clusters(names, np.bincount(place.reshape(-1)), np.bincount(place.reshape(-1), parts))
 
 
 def difference(
@@ -216,6 +233,40 @@ def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]
     )
     shrunken = np.maximum((seen * pairs + PRIOR * ratio * rows) / (seen + PRIOR), 0.0)
     return np.sqrt(rows + np.array([one.pairs_count for one in owners]) * shrunken), freedom
+
+
+def common_errors(owners: Sequence[Evidence], errors: np.ndarray) -> np.ndarray:
+    """The parts (N, M) of the owners' errors that are common to some, in standard deviations of M independent causes.
+
+    Owners i and k have errors of correlation ρ c_ik: c_ik is the cosine of their numbers of rows in clusters, ρ what
+    the products of their sums of contributions tell in all pairs of owners together.
+
+    Args:
+        owners: the evidence of each.
+        errors: (N,) the standard errors of their gains.
+    """
+    clusters = [one.clusters for one in owners if one.clusters is not None]
+    if len(clusters) < len(owners):
+        return np.zeros((len(owners), 0))
+    names = np.unique(np.concatenate([each.names for each in clusters]))
+    rows, sums = np.zeros((2, len(owners), len(names)))
+    for i, each in enumerate(clusters):
+        at = np.searchsorted(names, each.names)
+        rows[i, at], sums[i, at] = each.rows, each.sums
+    alike, seen = (each @ each.T for each in (_unit_length(rows), _unit_length(sums)))
+    pairs = np.triu_indices(len(owners), 1)
+    shared = alike[pairs].sum()
+    if not shared:
+        return np.zeros((len(owners), 0))
+    correlation = float(np.clip(seen[pairs].sum() / shared, 0.0, 1.0))
+    values, vectors = np.linalg.eigh(correlation * alike)
+    found: np.ndarray = errors[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))
+    return found
+
+
+def _unit_length(of: np.ndarray) -> np.ndarray:
+    found: np.ndarray = of / np.maximum(np.linalg.norm(of, axis=1, keepdims=True), 1e-300)
+    return found
 
 
 def _times_by_windows(owners: Sequence[Evidence], rows: np.ndarray) -> tuple[float, float]:

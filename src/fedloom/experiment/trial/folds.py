@@ -12,6 +12,9 @@ FOLDS = 4
 """Folds of a repeat."""
 WINDOWS = 10
 """Windows over the later half of all times, at most."""
+BLOCKS = 100
+"""Blocks of times of which owners share the weather: few enough that days in a row, which are alike, are in one, and
+enough to tell how alike owners' errors are."""
 WINDOW_ROWS = 10
 """Rows of an owner of median size in a window of time, at least."""
 
@@ -65,6 +68,13 @@ def _windows(owners: Owners) -> np.ndarray:
     count = windows(float(np.median(np.bincount(owners.owner))), last)
     cuts = np.linspace(last / 2, last, count + 1)
     return np.searchsorted(cuts, owners.order, side="right") - 1
+
+
+def blocks(order: np.ndarray) -> np.ndarray:
+    """(n,) the block of each place in time, of `BLOCKS` over the later half."""
+    last = int(order.max()) + 1
+    found: np.ndarray = order * (2 * BLOCKS) // last
+    return found
 
 
 def windows(rows: float, times: int) -> int:

@@ -35,7 +35,7 @@ from fedloom.experiment.trial.choice import WEIGHTS, best, gains_of_weights, per
 from fedloom.experiment.trial.contributions import contributions, scores_of, told
 from fedloom.experiment.trial.decide import FEWEST, OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
-from fedloom.experiment.trial.folds import Fold, draw_folds, split
+from fedloom.experiment.trial.folds import Fold, blocks, draw_folds, split
 from fedloom.experiment.trial.owners import Owners, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
@@ -402,12 +402,14 @@ class TrialRun:
         own, shared = np.stack(self.alone.chosen), np.stack(self.federated.chosen)
         folds, priors = np.stack(self.folds), np.stack(self.priors)
         unit = self.folds[0] if self.owners.order is not None else self.owners.unit  # windows of time are units
+        together = self.owners.unit if self.owners.order is None else blocks(self.owners.order)
         found = []
         for rows in self.scored:
             found.append(
                 evidence(
                     self.metric, self.owners.data.y[rows], told(own[:, rows]), told(shared[:, rows]), folds[:, rows],
                     unit=None if unit is None else unit[rows], priors=priors[:, rows],
+                    together=None if together is None else together[rows],
                 )
             )  # fmt: skip
         return found

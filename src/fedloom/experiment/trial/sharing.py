@@ -5,6 +5,9 @@
 τ, the spread of the owners' gains, is uncertain and integrated over a grid, with a half-Cauchy prior; a and b have
 normal priors. The weights w_i make z a t variable of 4 degrees of freedom, so that an owner that contradicts the others
 keeps its own evidence. The slope b keeps large owners from deciding for small ones.
+
+The estimate of gain_i has an error. A part of it may be common to owners, as they have rows of the same days: then many
+owners that seem to gain are less evidence than if each had days of its own.
 """
 
 from dataclasses import dataclass
@@ -19,6 +22,8 @@ TAILS = 4.0
 """Degrees of freedom of the owners' gains."""
 ROUNDS = 4
 """Updates of the weights w."""
+LEAST = 1e-3
+"""The least share of an error's variance that is not common to owners."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,21 +44,28 @@ class SharedGains:
     within_worth: np.ndarray
 
 
-def share(gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float) -> SharedGains:
+def share(
+    gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float, common: np.ndarray | None = None
+) -> SharedGains:
     """The posterior of N owners' gains.
 
     Args:
         gains, errors: (N,) estimates and standard errors.
         rows: (N,) numbers of rows.
         worth: the smallest gain that matters.
+        common: (N, M) the common parts of the errors, by M independent causes of variance 1; None: there are none.
     """
     from scipy import stats  # slow to import
 
     size = np.log(rows) - np.log(rows).mean()
-    design = np.stack([np.ones(len(gains)), size], axis=1)
+    line, common = (
+        np.stack([np.ones(len(gains)), size], axis=1),
+        np.zeros((len(gains), 0)) if common is None else common,
+    )
+    errors = np.sqrt(np.maximum(np.square(errors) - np.square(common).sum(1), LEAST * np.square(errors)))
     w = np.ones(len(gains))
     for _ in range(ROUNDS):
-        fits = [_fit(gains, errors, design, w, spread) for spread in SPREADS]
+        fits = [_fit(gains, errors, common, line, w, spread) for spread in SPREADS]
         evidence = np.array([fit[0] for fit in fits]) - np.log1p(np.square(SPREADS / SPREAD)) + np.log(SPREADS)
         weight = np.exp(evidence - evidence.max())
         weight /= weight.sum()
@@ -70,19 +82,21 @@ def share(gains: np.ndarray, errors: np.ndarray, rows: np.ndarray, worth: float)
 
 
 def _fit(
-    gains: np.ndarray, errors: np.ndarray, design: np.ndarray, w: np.ndarray, spread: float
+    gains: np.ndarray, errors: np.ndarray, common: np.ndarray, line: np.ndarray, w: np.ndarray, spread: float
 ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
     """With τ = `spread`: the log marginal likelihood, each gain's mean and deviation, and its squared standardized
-    distance from the line."""
+    distance from the line and the common errors; `errors` are without these."""
     between = spread**2 / w
     total = np.square(errors) + between
+    design, of_gains = np.hstack([line, common]), np.hstack([line, 0 * common])
     precise = design.T / total
-    covariance = np.linalg.inv(precise @ design + np.diag([COMMON**-2, SLOPE**-2]))
-    line = covariance @ (precise @ gains)
-    residual = float((np.square(gains) / total).sum() - line @ (precise @ gains))
+    priors = np.diag([COMMON**-2, SLOPE**-2, *np.ones(common.shape[1])])
+    covariance = np.linalg.inv(precise @ design + priors)
+    fitted = covariance @ (precise @ gains)
+    residual = float((np.square(gains) / total).sum() - fitted @ (precise @ gains))
     likelihood = 0.5 * (np.linalg.slogdet(covariance)[1] - np.log(total).sum() - residual)
     own = between / total  # the weight of an owner's own estimate
-    mean = own * gains + (1 - own) * (design @ line)
-    from_line = np.einsum("ij,jk,ik->i", design, covariance, design)
-    deviation = np.sqrt(own * np.square(errors) + np.square(1 - own) * from_line)
-    return likelihood, mean, deviation, np.square(gains - design @ line) / total
+    mean = of_gains @ fitted + own * (gains - design @ fitted)
+    left = of_gains - own[:, None] * design
+    deviation = np.sqrt(own * np.square(errors) + np.einsum("ij,jk,ik->i", left, covariance, left))
+    return likelihood, mean, deviation, np.square(gains - design @ fitted) / total

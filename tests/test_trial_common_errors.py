@@ -1,0 +1,89 @@
+"""Owners whose rows are of the same days, or of the same patients: their errors have a part in common."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedloom.experiment.trial import sharing
+from fedloom.experiment.trial.decide import decide
+from fedloom.experiment.trial.evidence import Evidence, common_errors, evidence, standard_errors
+
+DAYS = np.repeat(np.arange(100), 2)
+
+
+def owners_of(count: int, alike: float, rng: np.random.Generator, worth: float = 0.0) -> list[Evidence]:
+    """Owners with rows of the same days, which move the gains of all of them: their errors have this correlation."""
+    weather = rng.normal(size=100)[DAYS] / np.sqrt(2)
+    found = []
+    for _ in range(count):
+        gains = worth + np.sqrt(alike) * weather + np.sqrt(1 - alike) * rng.normal(size=100)[DAYS] / np.sqrt(2)
+        errors = 5.0 + np.stack([gains + rng.normal(size=200) / 2, np.zeros(200)])[:, None]
+        folds = (DAYS // 10)[None]
+        found.append(
+            evidence("mae", np.zeros(200), *errors, folds, unit=folds[0], together=DAYS)  # relative: a fifth of `worth`
+        )
+    return found
+
+
+def correlation(owners: list[Evidence]) -> float:
+    errors = standard_errors(owners)[0]
+    return float(np.square(common_errors(owners, errors)).sum() / np.square(errors).sum())
+
+
+def test_the_common_part_of_errors_is_found() -> None:
+    """Beside the weather rows have a noise of their own: a third of the variance of a day's sum."""
+    rng = np.random.default_rng(0)
+    for alike in (0.0, 0.3, 0.8):
+        found = [correlation(owners_of(8, alike, rng)) for _ in range(20)]
+        assert np.mean(found) == pytest.approx(alike * 0.8, abs=0.05)
+
+
+def test_only_owners_that_share_days_have_common_errors() -> None:
+    first, second, third = owners_of(3, 0.8, np.random.default_rng(1))
+    assert third.clusters is not None
+    elsewhere = replace(third, clusters=replace(third.clusters, names=third.clusters.names + 1000))
+    common = common_errors([first, second, elsewhere], np.ones(3))
+    together = common @ common.T
+    assert together[0, 1] > 0.3 and abs(together[0, 2]) < 1e-12 and abs(together[1, 2]) < 1e-12
+    assert not common_errors([first, elsewhere], np.ones(2)).size
+    assert not common_errors([first, replace(second, clusters=None)], np.ones(2)).size
+
+
+def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
+    """12 owners without a gain, on the same days. All join or none does, in 1 of 20 federations: P(gain > 0) is asked to
+    be 0.95. Taken as independent they would join in more than twice as many."""
+    rng = np.random.default_rng(2)
+    worlds = [owners_of(12, 0.7, rng) for _ in range(200)]
+
+    def joins(owners: list[Evidence]) -> float:
+        return float(np.mean([verdict.decision == "join" for verdict in decide(owners, 0.01)]))
+
+    known = np.mean([joins(owners) for owners in worlds])
+    independent = np.mean([joins([replace(one, clusters=None) for one in owners]) for owners in worlds])
+    assert known < 0.1 and independent > 2 * known
+    gain = [joins(owners_of(12, 0.7, rng, worth=1.0)) for _ in range(20)]
+    assert np.mean(gain) > 0.9
+
+
+def test_the_posterior_is_that_of_one_normal_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one spread and tails of a normal, gains and estimates are jointly normal: by the dense covariance."""
+    rng, spread = np.random.default_rng(3), 0.03
+    monkeypatch.setattr(sharing, "SPREADS", np.array([spread]))
+    monkeypatch.setattr(sharing, "TAILS", 1e9)
+    gains, errors, rows = rng.normal(size=5) * 0.05, rng.uniform(0.01, 0.05, 5), rng.integers(50, 500, 5)
+    common = errors[:, None] * rng.normal(size=(5, 2)) * 0.5
+    found = sharing.share(gains, errors, rows, 0.01, common)
+    size = np.log(rows) - np.log(rows).mean()
+    prior = sharing.COMMON**2 + sharing.SLOPE**2 * np.outer(size, size) + spread**2 * np.eye(5)
+    apart = np.maximum(errors**2 - (common**2).sum(1), sharing.LEAST * errors**2)
+    told = prior @ np.linalg.inv(prior + np.diag(apart) + common @ common.T)
+    np.testing.assert_allclose(found.mean, told @ gains, rtol=1e-6)
+    np.testing.assert_allclose(np.square(found.deviation), np.diag(prior - told @ prior), rtol=1e-6)
+
+
+def test_without_a_common_part_nothing_changes() -> None:
+    gains, errors, rows = np.array([0.03, 0.01, -0.02]), np.full(3, 0.02), np.array([60, 90, 200])
+    plain = sharing.share(gains, errors, rows, 0.01)
+    none = sharing.share(gains, errors, rows, 0.01, np.zeros((3, 0)))
+    np.testing.assert_array_equal(plain.above_zero, none.above_zero)
