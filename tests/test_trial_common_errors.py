@@ -18,11 +18,10 @@ def owners_of(count: int, alike: float, rng: np.random.Generator, worth: float =
     found = []
     for _ in range(count):
         gains = worth + np.sqrt(alike) * weather + np.sqrt(1 - alike) * rng.normal(size=100)[DAYS] / np.sqrt(2)
-        errors = 5.0 + np.stack([gains + rng.normal(size=200) / 2, np.zeros(200)])[:, None]
-        folds = (DAYS // 10)[None]
-        found.append(
-            evidence("mae", np.zeros(200), *errors, folds, unit=folds[0], together=DAYS)  # relative: a fifth of `worth`
-        )
+        alone, shared = 5.0 + np.stack([gains + rng.normal(size=200) / 2, np.zeros(200)])
+        folds = DAYS // 10
+        one = evidence("mae", np.zeros(200), alone[None], shared[None], folds[None], unit=folds, together=DAYS)
+        found.append(one)  # its gain is relative: a fifth of `worth`
     return found
 
 
@@ -51,8 +50,8 @@ def test_only_owners_that_share_days_have_common_errors() -> None:
 
 
 def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
-    """12 owners without a gain, on the same days. All join or none does, in 1 of 20 federations: P(gain > 0) is asked to
-    be 0.95. Taken as independent they would join in more than twice as many."""
+    """12 owners without a gain, on the same days. All join or none does, in 1 of 20 federations, as P(gain > 0) is
+    0.95. Taken as independent they would join in more than twice as many."""
     rng = np.random.default_rng(2)
     worlds = [owners_of(12, 0.7, rng) for _ in range(200)]
 
