@@ -50,6 +50,15 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
     assert len(text.splitlines()) == 9
 
 
+def test_a_section_that_does_not_exist_says_where_its_settings_stand(tmp_path: Path) -> None:
+    file = tmp_path / "section.toml"
+    file.write_text('[run]\nmethod = "fedavg"\nrounds = 2\n[data.split]\nclients = 3\n')
+    with pytest.raises(ConfigError) as error:
+        read(str(file))
+    assert "run: there is no such section. Write its settings one level up: method, rounds." in str(error.value)
+    assert "data.split: there is no such section. Write its settings one level up: clients." in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [

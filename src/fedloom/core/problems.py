@@ -27,8 +27,11 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
             told.add(".".join(path := path[:-1]))
         where = ".".join(([at] if at else []) + path)
         if item["type"] == "extra_forbidden":
-            unknown = f"{where}: there is no such setting.{did_you_mean(path[-1], _names(model, path[:-1]))}"
-            lines.append(renamed(where) or unknown)
+            known, given = _names(model, path[:-1]), item["input"]
+            if isinstance(given, dict) and given and set(given) <= set(known):
+                lines.append(f"{where}: there is no such section. Write its settings one level up: {', '.join(given)}.")
+                continue
+            lines.append(renamed(where) or f"{where}: there is no such setting.{did_you_mean(path[-1], known)}")
         elif item["type"] == "missing":
             lines.append(f"{where}: must be set")
         elif item["type"] in ("model_type", "dict_type"):
