@@ -120,12 +120,14 @@ def share(values: Sequence[bool], ceiling: Sequence[float], goal: float) -> str:
 
 
 def goals(found: Mapping[Key, Sequence[Outcome]]) -> str:
-    """For each design which goals are met: see the module, and `benchmarks.decisions` for the best rule."""
+    """For each design which goals are met, and which joins are false: see the module, and `benchmarks.decisions` for
+    the best rule."""
     low, high = COVERAGE
     lines = [
-        f"| design | joins with gain ≤ 0, ≤ {FALSE_JOINS:.1%} | alone with gain ≥ .01, ≤ {WRONG_ALONES:.0%} "
-        f"| coverage, {low} to {high} | joins of .01 to .03, ≥ {JOINS[0]} | joins of ≥ .03, ≥ {JOINS[1]} |",
-        "|---|---|---|---|---|---|",
+        f"| design | joins with gain ≤ 0, ≤ {FALSE_JOINS:.1%} | of joins | alone with gain ≥ .01, "
+        f"≤ {WRONG_ALONES:.0%} | coverage, {low} to {high} | joins of .01 to .03, ≥ {JOINS[0]} "
+        f"| joins of ≥ .03, ≥ {JOINS[1]} |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, owners in by_design(found).items():
         none, large = [one for one in owners if one.true <= 0], [one for one in owners if one.true >= WORTH]
@@ -138,15 +140,17 @@ def goals(found: Mapping[Key, Sequence[Outcome]]) -> str:
                 ([one for one in owners if one.true > BANDS[3][0]], JOINS[1]),
             )
         ]
-        false = rate(sum(one.decision == "join" for one in none), len(none), FALSE_JOINS)
+        joined, wrongly = (sum(one.decision == "join" for one in some) for some in (owners, none))
+        false = f"{rate(wrongly, len(none), FALSE_JOINS)} | {wrongly} of {joined}"
         wrong = rate(sum(one.decision == "alone" for one in large), len(large), WRONG_ALONES)
         said = "met" if low <= covered <= high else "above" if covered > high else "**not met**"
         lines.append(f"| {name} | {false} | {wrong} | {covered:.3f}, {said} | {' | '.join(upper)} |")
     small = [owners[0] for (_, design, _, _), owners in found.items() if design == "one small"]
     gaining = [one for one in small if one.true >= WORTH]
     if gaining:
-        joined, alone = (sum(one.decision == kind for one in gaining) for kind in ("join", "alone"))
+        of = {kind: sum(one.decision == kind for one in gaining) for kind in ("join", "alone")}
         lines.append(
-            f"\nThe small owner among large ones, of {len(gaining)} that gain .01: {joined} join, {alone} alone."
+            f"\nThe small owner among large ones, of {len(gaining)} that gain .01: {of['join']} join, "
+            f"{of['alone']} alone."
         )
     return "\n".join(lines)

@@ -196,7 +196,11 @@ def folds_of(world: Federation, y: np.ndarray, unit: np.ndarray, rng: np.random.
 
 def simulate(design: str, score: str, seed: int, number: int) -> list[Outcome]:
     """The outcome of each owner of federation `number` of a design."""
-    found, truth, mixed = evidence_of(design, score, seed, number)
+    return outcomes(*evidence_of(design, score, seed, number))
+
+
+def outcomes(found: list[list[Evidence]], truth: list[np.ndarray], mixed: np.ndarray) -> list[Outcome]:
+    """The outcome of each owner: see `evidence_of` for the arguments."""
     done = min(FEWEST_REPEATS, len(found))
     while True:
         verdicts = decide(found[done - 1], WORTH)

@@ -46,7 +46,7 @@ def test_goals_are_met_by_the_upper_limit_of_a_rate() -> None:
 
     owners = [of("same", 0.0)] * 200 + [of("join", -0.001)] * 8 + [of("join", 0.05)] * 4 + [of("alone", 0.02)]
     text = goals({("auc", "one small", 0, 0): owners})
-    assert "8 of 208 (≤ 0.074), **not met**" in text and "1 of 5 (≤ 0.716), **not met**" in text
+    assert "8 of 208 (≤ 0.074), **not met** | 8 of 12 |" in text and "1 of 5 (≤ 0.716), **not met**" in text
     assert "1.00 of 4, best 0.90, met" in text and "0.00 of 1, best 0.90, **not met**" in text
     assert "208 0 1 4" in table({("auc", "one small", 0, 0): owners})
 

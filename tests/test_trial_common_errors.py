@@ -7,7 +7,7 @@ import pytest
 
 from fedloom.experiment.trial import sharing
 from fedloom.experiment.trial.decide import decide
-from fedloom.experiment.trial.evidence import Evidence, common_errors, evidence, standard_errors
+from fedloom.experiment.trial.evidence import Evidence, correlations, evidence
 
 DAYS = np.repeat(np.arange(100), 2)
 
@@ -25,16 +25,11 @@ def owners_of(count: int, alike: float, rng: np.random.Generator, worth: float =
     return found
 
 
-def correlation(owners: list[Evidence]) -> float:
-    errors = standard_errors(owners)[0]
-    return float(np.square(common_errors(owners, errors)).sum() / np.square(errors).sum())
-
-
 def test_the_common_part_of_errors_is_found() -> None:
     """Beside the weather rows have a noise of their own: a third of the variance of a day's sum."""
     rng = np.random.default_rng(0)
     for alike in (0.0, 0.3, 0.8):
-        found = [correlation(owners_of(8, alike, rng)) for _ in range(20)]
+        found = [correlations(owners_of(8, alike, rng))[0, 1] for _ in range(20)]
         assert np.mean(found) == pytest.approx(alike * 0.8, abs=0.05)
 
 
@@ -42,11 +37,10 @@ def test_only_owners_that_share_days_have_common_errors() -> None:
     first, second, third = owners_of(3, 0.8, np.random.default_rng(1))
     assert third.clusters is not None
     elsewhere = replace(third, clusters=replace(third.clusters, names=third.clusters.names + 1000))
-    common = common_errors([first, second, elsewhere], np.ones(3))
-    together = common @ common.T
-    assert together[0, 1] > 0.3 and abs(together[0, 2]) < 1e-12 and abs(together[1, 2]) < 1e-12
-    assert not common_errors([first, elsewhere], np.ones(2)).size
-    assert not common_errors([first, replace(second, clusters=None)], np.ones(2)).size
+    found = correlations([first, second, elsewhere])
+    assert found[0, 1] > 0.3 and found[0, 2] == found[1, 2] == 0
+    np.testing.assert_array_equal(correlations([first, elsewhere]), np.eye(2))
+    np.testing.assert_array_equal(correlations([first, replace(second, clusters=None)]), np.eye(2))
 
 
 def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
@@ -66,23 +60,21 @@ def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
 
 
 def test_the_posterior_is_that_of_one_normal_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one spread and tails of a normal, gains and estimates are jointly normal: by the dense covariance."""
+    """With one spread, and owners that are all alike, gains and estimates are jointly normal."""
     rng, spread = np.random.default_rng(3), 0.03
     monkeypatch.setattr(sharing, "SPREADS", np.array([spread]))
-    monkeypatch.setattr(sharing, "TAILS", 1e9)
+    monkeypatch.setattr(sharing, "UNLIKE", 1e-30)
     gains, errors, rows = rng.normal(size=5) * 0.05, rng.uniform(0.01, 0.05, 5), rng.integers(50, 500, 5)
-    common = errors[:, None] * rng.normal(size=(5, 2)) * 0.5
-    found = sharing.share(gains, errors, rows, 0.01, common)
-    size = np.log(rows) - np.log(rows).mean()
-    prior = sharing.COMMON**2 + sharing.SLOPE**2 * np.outer(size, size) + spread**2 * np.eye(5)
-    apart = np.maximum(errors**2 - (common**2).sum(1), sharing.LEAST * errors**2)
-    told = prior @ np.linalg.inv(prior + np.diag(apart) + common @ common.T)
+    alike = np.full((5, 5), 0.4) + 0.6 * np.eye(5)
+    found = sharing.share(gains, errors, rows, 0.01, alike)
+    size = (rows / np.exp(np.log(rows).mean())) ** -sharing.FALL
+    prior = sharing.COMMON**2 * np.outer(size, size) + np.diag((spread * size) ** 2)
+    told = prior @ np.linalg.inv(prior + np.outer(errors, errors) * alike)
     np.testing.assert_allclose(found.mean, told @ gains, rtol=1e-6)
     np.testing.assert_allclose(np.square(found.deviation), np.diag(prior - told @ prior), rtol=1e-6)
 
 
-def test_without_a_common_part_nothing_changes() -> None:
+def test_errors_that_are_not_correlated_are_independent() -> None:
     gains, errors, rows = np.array([0.03, 0.01, -0.02]), np.full(3, 0.02), np.array([60, 90, 200])
-    plain = sharing.share(gains, errors, rows, 0.01)
-    none = sharing.share(gains, errors, rows, 0.01, np.zeros((3, 0)))
+    plain, none = (sharing.share(gains, errors, rows, 0.01, alike) for alike in (None, np.eye(3)))
     np.testing.assert_array_equal(plain.above_zero, none.above_zero)

@@ -11,7 +11,7 @@ from fedloom.experiment.trial.choice import best
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES, contributions, scores_of
 from fedloom.experiment.trial.decide import OwnerVerdict, decide
 from fedloom.experiment.trial.evidence import Evidence, evidence, standard_errors
-from fedloom.experiment.trial.sharing import COMMON, share
+from fedloom.experiment.trial.sharing import COMMON, FALL, SPREAD, SPREADS, UNLIKE, share
 
 METRICS = (*CLASS_SCORES, *NUMBER_SCORES)
 
@@ -173,6 +173,39 @@ def test_owners_that_agree_help_each_other_and_one_that_differs_keeps_its_own_ev
     np.testing.assert_allclose(share(gains[order], errors, rows, 0.01).mean, odd.mean[order])
 
 
+def test_the_posterior_is_that_of_drawn_owners() -> None:
+    """Owners drawn from the model, each with the weight of its estimates' density: one unlike the others, or none."""
+    gains, errors, rows = np.array([0.09, 0.02, 0.03]), np.array([0.06, 0.03, 0.02]), np.array([50, 150, 300])
+    rng, n = np.random.default_rng(0), 400_000
+    size = (rows / np.exp(np.log(rows).mean())) ** -FALL
+    # The grid of τ, and what its prior weighs
+    weight = SPREADS / (1 + np.square(SPREADS / SPREAD))
+    spread = rng.choice(SPREADS, n, p=weight / weight.sum())
+    found = share(gains, errors, rows, 0.01)
+    for i in range(3):
+        z = spread[:, None] * rng.normal(size=(n, 3))
+        z[:, i] += COMMON * rng.normal(size=n) * (rng.random(n) < UNLIKE)
+        true = size * (COMMON * rng.normal(size=(n, 1)) + z)
+        density = np.exp(-0.5 * np.square((gains - true) / errors).sum(1))
+        assert found.above_zero[i] == pytest.approx(np.average(true[:, i] > 0, weights=density), abs=0.01)
+        assert found.above_worth[i] == pytest.approx(np.average(true[:, i] > 0.01, weights=density), abs=0.01)
+        assert found.mean[i] == pytest.approx(np.average(true[:, i], weights=density), abs=0.001)
+
+
+def test_others_do_not_make_an_owner_sure_whose_own_rows_lean_away() -> None:
+    """By 19 owners that gain 0.08 it would gain, too; but some owner is always unlike the others."""
+    gains, errors, rows = np.full(20, 0.08), np.full(20, 0.03), np.full(20, 100)
+    gains[0], errors[0] = -0.02, 0.06
+    found = share(gains, errors, rows, 0.01)
+    assert found.above_zero[0] < 0.97 and (found.above_zero[1:] > 0.99).all()
+
+
+def test_the_gains_of_large_owners_tell_a_small_one_that_it_gains_more() -> None:
+    rows = np.array([60, *[600] * 8])
+    known = share(np.array([0.0, *[0.02] * 8]), np.array([10.0, *[0.005] * 8]), rows, 0.01)
+    assert 0.08 < known.mean[0] < 0.02 * 10**FALL and known.above_zero[0] > 0.9
+
+
 def of(gain: float, error: float, rows: int = 200) -> Evidence:
     """Evidence of a score without classes, with this standard error: in windows of time, which have no more."""
     return Evidence(
@@ -195,7 +228,8 @@ def test_own_rows_decide() -> None:
 
 def test_all_owners_decide_where_own_rows_lean_the_same_way() -> None:
     assert decisions(*[of(0.03, 0.02)] * 12) == [("join", "all")] * 12
-    assert decisions(*[of(0.03, 0.02)] * 2) == [("undecided", "")] * 2  # two owners have no others to learn from
+    assert decisions(*[of(0.03, 0.02)] * 2) == [("join", "all")] * 2
+    assert decisions(of(0.03, 0.02)) == [("undecided", "")]  # no others to learn from
     against = decisions(*[of(0.03, 0.02)] * 12, of(-0.04, 0.03))
     assert against[0] == ("join", "all") and against[-1][0] != "join"
     by_chance = decisions(*[of(0.03, 0.02)] * 12, of(-0.01, 0.03))  # below 0, but no evidence of a loss

@@ -1,19 +1,17 @@
 """Decisions: join, stay alone, no difference, or undecided.
 
 An owner's own rows give one-sided p-values, adjusted over owners by Y. Benjamini and Y. Hochberg's procedure (JRSS B
-57, 1995). All owners together give probabilities: see `sharing`. They decide only where the owner's own rows do not
-speak against it, as one owner may differ from all others. The first that holds:
+57, 1995). All owners together give probabilities: see `sharing`. The first that holds:
 
     same        |gain| < worth is shown by own rows, or has probability 0.975
     join        gain > 0 is shown by own rows
     alone       gain < worth is shown by own rows
-    join        by all: P(gain > 0) ≥ 0.95, P(gain > worth) ≥ 0.5, and own rows leave gain ≥ 0 a p-value above 0.25
+    join        by all: P(gain > worth) ≥ 0.5, and at least 19 times P(gain ≤ 0)
     alone       by all: P(gain < worth) ≥ 0.975, and own gain < worth
     undecided   otherwise
 
 With fewer than `FEWEST` units of a class an owner is told so; if there are others, with the probabilities that their
-gains give for a further owner of so many rows. Two owners have no others to learn from, so their own rows
-decide alone.
+gains give for a further owner of so many rows. An owner without others is decided by its own rows.
 """
 
 import math
@@ -23,21 +21,21 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedloom.experiment.trial.evidence import Evidence, common_errors, standard_errors
+from fedloom.experiment.trial.evidence import Evidence, correlations, standard_errors
 from fedloom.experiment.trial.sharing import share
 
 Decision: TypeAlias = Literal["join", "alone", "same", "undecided", "too few"]
 ALPHA = 0.025
 """One-sided error rate of a decision by own rows. Intervals cover 95 %, each on its own."""
-SURE, GAINS, WORTHWHILE = 0.975, 0.95, 0.5
-"""Probabilities that decide by all owners: of no difference and of staying alone, of a gain, of a gain that is worth
-it."""
-AGAINST = 0.25
-"""The p-value of gain ≥ 0 by own rows, below which all owners cannot tell one to join. A tiny owner's estimate is often
-below 0 by chance: a small p-value, not its sign, says that the owner differs."""
+SURE, WORTHWHILE = 0.975, 0.5
+"""Probabilities that decide by all owners: of no difference, or of no gain that is worth it; at least, of one that is,
+to tell one to join."""
+ODDS = 19.0
+"""The odds of a gain that is worth it against none, with which all owners tell one to join. Of rules that tell as many
+to join that gain nothing, one by such odds tells the most of those whose gain is worth it."""
 FEWEST = 3
 """Units of a class below which nothing is said."""
-SHARING = 3
+SHARING = 2
 """Owners below which own rows decide alone."""
 LIKELY = 0.8
 """The probability from which an undecided owner is said to lean."""
@@ -108,7 +106,7 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
         found: np.ndarray = stats.t.cdf((gains - value) / errors, freedom)
         return found
 
-    joins, stays, losing = not_above(0.0), not_below(worth), not_below(0.0)
+    joins, stays = not_above(0.0), not_below(worth)
     shown = {
         "same": stats.false_discovery_control(np.maximum(not_above(-worth), not_below(worth))),
         "join": stats.false_discovery_control(joins),
@@ -117,10 +115,9 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
     heavier = errors * np.sqrt(freedom / np.maximum(freedom - 2, 0.5))  # the deviation of the t distribution
     known, errors_of_all = np.zeros(len(owners)), np.full(len(owners), UNKNOWN)
     known[told], errors_of_all[told] = gains, heavier
-    shared_errors = common_errors(used, heavier)
-    common = np.zeros((len(owners), shared_errors.shape[1]))
-    common[told] = shared_errors
-    all_of_them = share(known, errors_of_all, rows, worth, common)
+    alike = np.eye(len(owners))
+    alike[np.ix_(told, told)] = correlations(used)
+    all_of_them = share(known, errors_of_all, rows, worth, alike)
     expected = list(zip(all_of_them.mean.tolist(), all_of_them.deviation.tolist(), strict=True))
     sharing = len(told) >= SHARING
     half = stats.t.ppf(1 - ALPHA, freedom) * errors
@@ -145,7 +142,7 @@ def decide(owners: Sequence[Evidence], worth: float, *, errors_times: float = 1.
             decision = "join"
         elif shown["alone"][j] <= ALPHA:
             decision = "alone"
-        elif sharing and gain >= GAINS and more >= WORTHWHILE and losing[j] > AGAINST:
+        elif sharing and more >= max(WORTHWHILE, ODDS * (1 - gain)):
             decision, by = "join", "all"
         elif sharing and 1 - more >= SURE and gains[j] < worth:
             decision, by = "alone", "all"

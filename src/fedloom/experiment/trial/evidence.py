@@ -38,6 +38,8 @@ PRIOR = 4.0
 USUAL, WEIGHT = 0.2, 10.0
 """V as a share of the rows' variance, about its mean in simulated federations (`benchmarks.decisions`), and the repeats
 of an owner that this counts as."""
+MOST_ALIKE = 0.99
+"""The largest correlation of owners' errors, so that their matrix has an inverse."""
 WINDOWS = 20.0
 """Windows of time that count for rows that do not depend on each other."""
 
@@ -235,32 +237,25 @@ def standard_errors(owners: Sequence[Evidence]) -> tuple[np.ndarray, np.ndarray]
     return np.sqrt(rows + np.array([one.pairs_count for one in owners]) * shrunken), freedom
 
 
-def common_errors(owners: Sequence[Evidence], errors: np.ndarray) -> np.ndarray:
-    """The parts (N, M) of the owners' errors that are common to some, in standard deviations of M independent causes.
+def correlations(owners: Sequence[Evidence]) -> np.ndarray:
+    """The correlations (N, N) of the errors of the owners' gains.
 
-    Owners i and k have errors of correlation ρ c_ik: c_ik is the cosine of their numbers of rows in clusters, ρ what
-    the products of their sums of contributions tell in all pairs of owners together.
-
-    Args:
-        owners: the evidence of each.
-        errors: (N,) the standard errors of their gains.
+    Those of owners i and k are ρ c_ik: c_ik is the cosine of their numbers of rows in clusters, and ρ what the products
+    of their sums of contributions tell in all pairs of owners together.
     """
     clusters = [one.clusters for one in owners if one.clusters is not None]
     if len(clusters) < len(owners):
-        return np.zeros((len(owners), 0))
+        return np.eye(len(owners))
     names = np.unique(np.concatenate([each.names for each in clusters]))
     rows, sums = np.zeros((2, len(owners), len(names)))
     for i, each in enumerate(clusters):
         at = np.searchsorted(names, each.names)
         rows[i, at], sums[i, at] = each.rows, each.sums
-    alike, seen = (each @ each.T for each in (_unit_length(rows), _unit_length(sums)))
+    shared, seen = (each @ each.T for each in (_unit_length(rows), _unit_length(sums)))
     pairs = np.triu_indices(len(owners), 1)
-    shared = alike[pairs].sum()
-    if not shared:
-        return np.zeros((len(owners), 0))
-    correlation = float(np.clip(seen[pairs].sum() / shared, 0.0, 1.0))
-    values, vectors = np.linalg.eigh(correlation * alike)
-    found: np.ndarray = errors[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))
+    of_all = np.clip(seen[pairs].sum() / max(shared[pairs].sum(), 1e-12), 0.0, MOST_ALIKE)
+    found: np.ndarray = of_all * shared
+    np.fill_diagonal(found, 1.0)
     return found
 
 
