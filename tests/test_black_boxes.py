@@ -468,7 +468,8 @@ def test_tabicl_itself_predicts_with_random_weights(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("kind", ["two classes", "three classes", "a number"])
 def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) -> None:
-    """The same forest, but for ties; and boosting without the columns that no leaf of five rows can split."""
+    """The same forest, but for ties; boosting without the columns that no leaf of five rows can split; and the same
+    boosting from borders of bins that are found at once, also in columns of more values than bins."""
     rng = np.random.default_rng(0)
     x, number = rng.normal(size=(60, 8)).astype(np.float32), kind == "a number"
     signal = x[:, 0] + rng.normal(size=60)
@@ -487,3 +488,8 @@ def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) ->
     assert plain_models.can_split(forest, x).tolist() == [True] * 5 + [False, True, True]
     found = predicted(plain_models.boosting(3, number).fit(x[:, used], y), x[:, used])
     np.testing.assert_array_equal(found, predicted(boosting.fit(x, y), x))
+    x[:, 1] = np.round(x[:, 1])
+    for bins in (60, 20):
+        plain, quick = plain_models.boosting(3, number), plain_models.quick_boosting(3, number)
+        found = [predicted(model.set_params(max_bins=bins).fit(x, y), x) for model in (plain, quick)]
+        np.testing.assert_array_equal(*found)

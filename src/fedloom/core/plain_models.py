@@ -3,6 +3,7 @@
 Each function takes the seed and whether a number is to be predicted, and returns the unfitted object.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def forest(seed: int, number: bool) -> Any:
 
 
 class QuickForest:
-    """The forest that `forest` is, in half of its time on few rows, where checks between trees take most of it.
+    """The forest that `forest` is, in a quarter of its time on few rows, where checks before each tree take most of it.
 
     The shares of classes are the means of their indicators, and the squared errors of these add up to Gini's impurity,
     so that regression trees find the same splits; rounding may choose another one of equal splits.
@@ -31,23 +32,27 @@ class QuickForest:
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> "QuickForest":
         """Grow all trees on rows x (n, d) with labels y (n,)."""
-        import sklearn
-        from sklearn.tree import DecisionTreeRegressor
+        from sklearn.tree._criterion import MSE
+        from sklearn.tree._splitter import BestSplitter
+        from sklearn.tree._tree import DepthFirstTreeBuilder, Tree
 
         target = y.astype(np.float64)[:, None]
         if not self._number:
             self.classes_, place = np.unique(y, return_inverse=True)
             target = np.eye(len(self.classes_))[place]
-        rows, columns, n = np.ascontiguousarray(x, np.float32), None if self._number else "sqrt", len(y)
+        rows, (n, d), K = np.ascontiguousarray(x, np.float32), x.shape, target.shape[1]
         draw, self._trees = np.random.RandomState(self._seed), list[Any]()
         state = np.random.RandomState(0)  # seeded anew for each tree: a new one takes as long as a small tree
-        with sklearn.config_context(skip_parameter_validation=True, assume_finite=True):
-            for seed in draw.randint(np.iinfo(np.int32).max, size=TREES):
-                state.seed(seed)
-                counts = np.bincount(state.randint(0, n, n, dtype=np.int32), minlength=n).astype(np.float64)
-                state.seed(seed)
-                tree = DecisionTreeRegressor(max_features=columns, random_state=state)
-                self._trees.append(tree.fit(rows, target, counts, check_input=False).tree_)
+        # What a DecisionTreeRegressor makes for each fit: leaves of one row, no limit of depth or of gains.
+        splitter = BestSplitter(MSE(K, n), d if self._number else max(1, int(np.sqrt(d))), 1, 0.0, state, None)
+        builder = DepthFirstTreeBuilder(splitter, 2, 1, 0.0, np.iinfo(np.int32).max, 0.0)
+        for seed in draw.randint(np.iinfo(np.int32).max, size=TREES):
+            state.seed(seed)
+            counts = np.bincount(state.randint(0, n, n, dtype=np.int32), minlength=n).astype(np.float64)
+            state.seed(seed)
+            tree = Tree(d, np.ones(K, np.intp), K)
+            builder.build(tree, rows, target, counts, None)
+            self._trees.append(tree)
         return self
 
     def predict(self, x: np.ndarray) -> np.ndarray:
@@ -73,6 +78,43 @@ def boosting(seed: int, number: bool) -> Any:
     return kind(
         max_iter=30, learning_rate=0.2, max_leaf_nodes=8, min_samples_leaf=5, early_stopping=False, random_state=seed
     )
+
+
+def quick_boosting(seed: int, number: bool) -> Any:
+    """The same as `boosting`, with equal bits, in two thirds of its time on few rows."""
+    plain = boosting(seed, number)
+    return _quickly_binned(type(plain))(**plain.get_params())
+
+
+@cache
+def _quickly_binned(kind: Any) -> Any:
+    """A kind of gradient boosting that finds the borders of bins of all columns at once: each column as a task of its
+    own takes as long as the trees."""
+
+    class Quick(kind):  # type: ignore[misc]
+        def _bin_data(self, x: np.ndarray, *how: Any, **more: Any) -> Any:
+            mapper = self._bin_mapper
+            if len(x) > mapper.subsample or not np.isfinite(x).all():
+                return super()._bin_data(x, *how, **more)
+            borders = _midpoints(x)
+            many = [f for f, found in enumerate(borders) if len(found) >= mapper.n_bins - 1]
+            if many:
+                found = type(mapper)(mapper.n_bins, n_threads=mapper.n_threads).fit(x[:, many]).bin_thresholds_
+                for f, quantiles in zip(many, found, strict=True):
+                    borders[f] = quantiles
+            mapper.bin_thresholds_, mapper.missing_values_bin_idx_ = borders, mapper.n_bins - 1
+            mapper.n_bins_non_missing_ = np.array([len(found) + 1 for found in borders], np.uint32)
+            mapper.is_categorical_ = np.zeros(len(borders), np.uint8)
+            return mapper.transform(x)
+
+    return Quick
+
+
+def _midpoints(x: np.ndarray) -> list[np.ndarray]:
+    """For each column of x (n, d), the midpoints between its values, ascending."""
+    ordered = np.sort(x, axis=0).T
+    middle, differs = (ordered[:, 1:] + ordered[:, :-1]) / 2, ordered[:, 1:] != ordered[:, :-1]
+    return [found[which] for found, which in zip(middle, differs, strict=True)]
 
 
 def linear(seed: int, number: bool) -> Any:

@@ -116,13 +116,7 @@ def _one_area(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tu
     A row of class c whose fold holds m rows of the other class is in m pairs; its placement V is the share of them that
     it wins. The area is the mean of V over the rows of either class, weighted by m.
     """
-    placed, pairs = np.zeros(len(values)), np.zeros(len(values))
-    for fold in np.unique(folds):
-        for of_class in (positive, ~positive):
-            here, against = (folds == fold) & of_class, (folds == fold) & ~of_class
-            pairs[here] = against.sum()
-            if pairs[here].any():
-                placed[here] = _won(values[here], values[against], higher=of_class is positive)
+    placed, pairs = _placements(positive, values, folds)
     total = pairs[positive].sum()
     if not total:
         return np.nan, np.zeros(len(values))
@@ -130,9 +124,28 @@ def _one_area(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tu
     return area, pairs * (placed - area) / total
 
 
-def _won(values: np.ndarray, against: np.ndarray, *, higher: bool) -> np.ndarray:
-    """The share of `against` that each value is above, or below; ties count half."""
-    ordered = np.sort(against)
-    below = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    share = below / (2 * len(against))
-    return share if higher else 1 - share
+def _placements(positive: np.ndarray, values: np.ndarray, folds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share (n,) of the rows of the other class in its fold that each row wins, ties as half, and their number
+    (n,), from counts along all rows in the order of folds and values."""
+    n, order = len(values), np.lexsort((values, folds))
+    value, fold, own = values[order], folds[order], positive[order].astype(np.int64)
+    before = np.zeros((2, n + 1), np.int64)  # rows of class 1, then of class 0, before each place
+    np.cumsum([own, 1 - own], axis=1, out=before[:, 1:])
+    new = np.ones(n, bool)
+    new[1:] = fold[1:] != fold[:-1]
+    start, end = _runs(new)
+    least, count = before[own, start], before[own, end] - before[own, start]
+    new[1:] |= value[1:] != value[:-1]
+    first, last = _runs(new)
+    below = (before[own, first] + before[own, last] - 2 * least) / np.maximum(2 * count, 1)
+    placed, pairs = np.empty(n), np.empty(n)
+    placed[order], pairs[order] = np.where(own == 1, below, 1 - below), count
+    return placed, pairs
+
+
+def _runs(new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first place (n,) of the run that each place is in, and the place (n,) behind its last, if runs begin where
+    `new` (n,)."""
+    first = np.flatnonzero(new)
+    run = np.cumsum(new) - 1
+    return first[run], np.append(first[1:], len(new))[run]
