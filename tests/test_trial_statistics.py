@@ -286,6 +286,7 @@ def test_an_undecided_owner_hears_how_many_rows_would_decide() -> None:
     rng, decided = np.random.default_rng(0), []
     prior, error = 1 / (1 / 0.02**2 + 1 / COMMON**2), 0.02 * np.sqrt(100 / found.more_rows)
     for gain in rng.normal(0.02, np.sqrt(prior), 200):  # the gain is known by 100 rows and the prior; then new rows
+        gain *= (found.more_rows / 100) ** -FALL
         (again,) = decide([of(gain + error * rng.normal(), error, rows=found.more_rows)], 0.01)
         decided.append(again.decision != "undecided")
     assert 0.7 < np.mean(decided) < 0.9

@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedloom.experiment.trial.evidence import Evidence, correlations, standard_errors
-from fedloom.experiment.trial.sharing import share
+from fedloom.experiment.trial.sharing import FALL, share
 
 Decision: TypeAlias = Literal["join", "alone", "same", "undecided", "too few"]
 ALPHA = 0.025
@@ -177,13 +177,14 @@ def _leaning(gain: float, more: float, inside: float) -> str:
 
 def _rows(rows: int, error: float, mean: float, deviation: float, worth: float) -> int | None:
     """The least number of the owner's rows in all with which its own rows decide with probability `LIKELY`: its gain
-    has this mean and deviation, and the standard error falls with the root of the rows."""
+    now has this mean and deviation and falls as in `sharing`; the standard error falls with the root of the rows."""
     from scipy import stats
 
     least, gains = stats.norm.isf(ALPHA), mean + deviation * stats.norm.ppf((np.arange(NODES) + 0.5) / NODES)
     for factor in np.geomspace(1, MOST, NODES):
         then = error / math.sqrt(factor)
-        shown = stats.norm.cdf(gains / then - least) + stats.norm.cdf((worth - gains) / then - least)
+        fallen = gains * factor**-FALL
+        shown = stats.norm.cdf(fallen / then - least) + stats.norm.cdf((worth - fallen) / then - least)
         if np.minimum(shown, 1.0).mean() >= LIKELY:
             return math.ceil(rows * float(factor))
     return None
