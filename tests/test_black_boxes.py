@@ -466,6 +466,16 @@ def test_tabicl_itself_predicts_with_random_weights(tmp_path: Path, monkeypatch:
     assert answers[0].sum(1).tolist() == pytest.approx([1.0] * 6, abs=1e-5)
 
 
+def test_a_trial_s_models_are_the_plain_ones_where_scikit_learn_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They use parts of it that are not public."""
+    chosen = plain_models.quick.__wrapped__  # without the cache
+    assert chosen("forest") is plain_models.QuickForest and chosen("boosting") is plain_models.quick_boosting
+    monkeypatch.setattr("sklearn.tree._splitter.BestSplitter", lambda criterion, columns: None)
+    assert chosen("forest") is plain_models.forest
+    monkeypatch.setattr(plain_models, "_midpoints", lambda x: [np.zeros(0) for _ in x.T])  # another answer
+    assert chosen("boosting") is plain_models.boosting
+
+
 @pytest.mark.parametrize("kind", ["two classes", "three classes", "a number"])
 def test_a_trial_s_models_predict_what_black_boxes_do_in_less_time(kind: str) -> None:
     """The same forest, but for ties; boosting without the columns that no leaf of five rows can split; and the same

@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.ledger import Ledger
 from fedloom.core.method import NEEDS, Method, MethodConfig
 from fedloom.core.party import Party
-from fedloom.core.plain_models import QuickForest, can_split, quick_boosting, with_few_bins
+from fedloom.core.plain_models import can_split, quick, with_few_bins
 from fedloom.core.task import Number, TaskKind
 from fedloom.data.dataset import Dataset, Kind
 from fedloom.engines import Engine
@@ -51,8 +51,8 @@ OWN_KINDS: Final[Mapping[str, str]] = {
     "logistic": "linear", "ridge": "linear", "forest": "forest", "boosting": "boosting",
 }  # fmt: skip
 """Black boxes that methods of tables mix with the joint model, by the names of `params.own`."""
-QUICK: Final[Mapping[str, Callable[[int, bool], Any]]] = {"forest": QuickForest, "boosting": quick_boosting}
-"""Black boxes that train the same model in less time."""
+QUICK: Final = ("forest", "boosting")
+"""Black boxes that train the same model in less time: see `quick`."""
 BATCHES: Final = 12
 """Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
 
@@ -413,8 +413,7 @@ def _black_box(name: str, data: Dataset, fitted: np.ndarray, sets: Sequence[np.n
         return [np.tile(np.eye(classes)[seen[0]], (len(one), 1)) for one in sets]
 
     def made(shape: tuple[int, ...]) -> Any:
-        quick = QUICK.get(name)
-        return quick(seed, not classes) if quick else make(name, shape, classes, seed, not classes)
+        return quick(name)(seed, not classes) if name in QUICK else make(name, shape, classes, seed, not classes)
 
     model, used = made(data.input_shape), np.ones(flat.shape[1], bool)
     if data.kind == "table":
