@@ -569,7 +569,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert content["owners"]["a"]["decision"] in ("join", "alone", "same", "undecided")
     html = (tmp_path / "t" / "trial.html").read_text()
     assert "Should they federate? my.csv" in html and html.count("<circle") == 2
-    assert "weights, numbers of rows" in html and "fedloom run recipe.toml" in html
+    assert "weights, numbers of rows" in html and "fedloom run t/recipe.toml" in html
     assert "already exists; add --force" in call(f"{words} 1 --out t", code=2)[1]
     text, progress = call(f"{words} 1 --json")
     assert {**json.loads(text), "seconds": 0} == {**content, "seconds": 0} and not progress
@@ -580,7 +580,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert tomllib.loads((tmp_path / "piped" / "recipe.toml").read_text())["data"]["name"] == "rows.csv"
     text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress
-    assert "name --label, the column to predict and --group, the column of owners" in call("my.csv", code=2)[1]
+    assert "name --label, the column to predict, and --group, the column of owners" in call("my.csv", code=2)[1]
     assert "the column of the owners" in call(".", code=2)[1]
     monkeypatch.setattr(sys, "argv", ["fedloom", "run", "t/recipe.toml", "--out", "t/trained", "-s", "rounds=1"])
     with pytest.raises(SystemExit) as stop:

@@ -170,8 +170,9 @@ def trial(
             seed=seed or 0,
             **limits,
         )
-    except DataError as error:
-        raise DataError(as_options(str(error))) from None
+    except (DataError, ConfigError) as error:
+        of_settings = isinstance(error, ConfigError)
+        raise (ConfigError if of_settings else DataError)(as_options(str(error))) from None
     result = replace(result, notes=[as_options(note) for note in result.notes])
     text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
     if folder is not None:
@@ -181,7 +182,7 @@ def trial(
 
         folder.mkdir(parents=True, exist_ok=True)
         written_files[0].write_text(text + "\n", encoding="utf-8")
-        written_files[1].write_text(trial_page.html(result, name), encoding="utf-8")
+        written_files[1].write_text(trial_page.html(result, name, str(written_files[2])), encoding="utf-8")
         if result.recipe:
             recipe = dict(result.recipe)
             if piped:  # the copy of standard input is gone when the recipe is run
@@ -223,4 +224,4 @@ def _named(data: Path, label: str | None, group: str | None) -> None:
         if not value
     ]
     if lacking:
-        raise ConfigError(f"name {' and '.join(lacking)}: fedloom data {data} lists the columns")
+        raise ConfigError(f"name {', and '.join(lacking)}: fedloom data {data} lists the columns")

@@ -36,6 +36,7 @@ def as_options(text: str) -> str:
         return f"--{_NAMES.get(found[1], found[1])}"
 
     text = re.sub(r"data\.encode\.([^=]+?) = '(\w+)'", lambda m: f"--encode {shlex.quote(f'{m[1]}={m[2]}')}", text)
+    text = re.sub(r"^(metric|worth|budget|repeats|label|group|id)(?= must)", r"--\1", text)
     text = re.sub(r"\bset unit = '([^']*)'", lambda m: f"add --unit {shlex.quote(m[1])}", text)
     text = re.sub(r"data\.(drop|keep) = (\[[^\]]*\])", listed, text)
     text = re.sub(_SETTING + r" = [\"'](\w+)[\"']", lambda found: f"{named(found)} {found[2]}", text)
@@ -92,23 +93,21 @@ def _show_cards(result: "TrialResult") -> None:
 
 def _show_table(result: "TrialResult") -> None:
     """Print a line for each of many owners."""
-    from fedloom.experiment.trial.words import gain_name, heading, probability, shown_gain, titles
+    from fedloom.experiment.trial.words import HEADS, gain_name, probability, shown_gain, titles
 
-    gain = gain_name(result.metric)
-    table = plain_table(
-        "owner", "decision", numbers=(gain if "gain" in gain else f"gain in {gain}", "95 %", "P(gain)", "rows")
-    )
+    table = plain_table("owner", "decision", numbers=("gain", "low", "high", "P(gain)", "rows"))
     for title, card in zip(titles(result), result.owners.values(), strict=True):
-        ends = [shown_gain(end, result.metric) for end in (card.low, card.high) if end is not None]
+        gains = ("–" if v is None else shown_gain(v, result.metric) for v in (card.gain, card.low, card.high))
         table.add_row(
             escape(title),
-            f"[{COLORS[card.decision]}]{escape(heading(card))}[/]",
-            "–" if card.gain is None else shown_gain(card.gain, result.metric),
-            " to ".join(ends) or "–",
+            f"[{COLORS[card.decision]}]{HEADS[card.decision]}[/]",
+            *gains,
             "–" if card.p_gain is None else probability(card.p_gain),
             f"{card.rows:,}",
         )
-    out.print()
+    out.print(
+        f"\n{gain_name(result.metric)} by each owner's own rows, with its 95 % interval; P(gain) by the rows of all"
+    )
     out.print(table)
 
 

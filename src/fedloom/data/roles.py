@@ -238,7 +238,9 @@ def understand(
     unit, time = ordered.unit, time_guess if ordered.time is None else ordered.time
     for column in (*([] if unit is None else [unit]), *time):
         if column not in columns:
-            raise DataError(f"{name!r} has no column {column!r}, but {_some(list(columns))}.")
+            raise DataError(
+                f"{name!r} has no column {column!r}, but {_some(list(columns))}.{did_you_mean(column, list(columns))}"
+            )
         if count := int(columns[column].missing[kept].sum()):
             raise DataError(f"Column {column!r} lacks {count} of {len(kept)} values; correct or drop those rows.")
         if column in table.values and (column == unit or columns[column].values.dtype.kind == "O"):

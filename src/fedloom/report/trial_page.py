@@ -1,5 +1,6 @@
 """The page of a trial: one card for each owner."""
 
+import shlex
 from collections.abc import Sequence
 
 from markupsafe import Markup, escape
@@ -42,13 +43,13 @@ COLORS = {
 }
 
 
-def html(result: TrialResult, name: str) -> str:
-    """The page as HTML. `name` is that of the data."""
-    return render(page(result, name))
+def html(result: TrialResult, name: str, recipe: str = "recipe.toml") -> str:
+    """The page as HTML. `name` is that of the data, `recipe` the path of the file that has the recipe."""
+    return render(page(result, name, recipe))
 
 
-def page(result: TrialResult, name: str) -> Page:
-    """The page of a trial of the data `name`."""
+def page(result: TrialResult, name: str, recipe: str = "recipe.toml") -> Page:
+    """The page of a trial: see `html`."""
     counts = {kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS}
     card = next(iter(result.owners.values()))
     metric, gain = score_name(result.metric), result.overall["gain"]
@@ -75,7 +76,9 @@ def page(result: TrialResult, name: str) -> Page:
             tiles=tiles[-1:],
             sections=[
                 _cards(result, metric),
-                PageSection("What next", text=["This measures methods of columns:"], command=f"{COMPARE} recipe.toml"),
+                PageSection(
+                    "What next", text=["This measures methods of columns:"], command=f"{COMPARE} {shlex.quote(recipe)}"
+                ),
                 *_notes(result),
                 _methods(result),
             ],
@@ -88,7 +91,7 @@ def page(result: TrialResult, name: str) -> Page:
         tiles=tiles,
         sections=[
             _cards(result, metric),
-            _next(result),
+            _next(result, recipe),
             *_notes(result),
             *_partners(result),
             _reveals(result, card),
@@ -183,12 +186,12 @@ def _sides(result: TrialResult) -> str:
     )
 
 
-def _next(result: TrialResult) -> PageSection:
+def _next(result: TrialResult, recipe: str) -> PageSection:
     """How to train what is best, and what to do with each answer."""
     card, points = next(iter(result.owners.values())), []
     found = {card.decision for card in result.owners.values()}
     if "join" in found:
-        points.append("Join: owners who join train together with the method below, and compare on their next rows.")
+        points.append("Join: owners who join train together, and compare on their next rows.")
     if "undecided" in found:
         points.append(
             "Undecided: a gain is as compatible with these rows as none. Collect the rows that the table names and try "
@@ -197,9 +200,13 @@ def _next(result: TrialResult) -> PageSection:
     if found & {"same", "alone"}:
         points.append("No difference, or stay alone: train alone; joining would still help whom the table names.")
     method = methods.named(result.recipe["method"])
-    text = f"Best federated: {card.method} ({method.title}). This trains it, here with the rows of all owners:"
-    more = "With each owner's rows in its own organization, owners start nodes: fedloom certs and fedloom node."
-    return PageSection("What next", text=[text], points=[*points, more], command="fedloom run recipe.toml --out run")
+    text = f"Best federated: {card.method} ({method.title})."
+    more = (
+        "The command trains the best federated, here with the rows of all owners, in the folder where the trial ran. "
+        "With each owner's rows in its own organization, owners start nodes: fedloom certs and fedloom node."
+    )
+    command = f"fedloom run {shlex.quote(recipe)}"
+    return PageSection("What next", text=[text], points=[*points, more], command=command)
 
 
 def _notes(result: TrialResult) -> list[PageSection]:
@@ -231,7 +238,7 @@ def _forest_plot(result: TrialResult) -> Markup:
     low = max(-1.0, min(0.0, *(c.low or 0.0 for c in known)))
     high = min(1.0, max(result.worth * 1.5, *(c.high or 0.0 for c in known)))
     names = [fmt.shortened(name, LONGEST) for name in titles(result)]
-    pad, left, width, step = 0.04 * (high - low), max(132, 14 + 7 * max(map(len, names))), 233, 26
+    pad, left, width, step = 0.04 * (high - low), max(132, 14 + 8 * max(map(len, names))), 233, 26
     low, high = low - pad, high + pad
     height = step * len(result.owners) + 40
 

@@ -152,11 +152,11 @@ def read_parties(
     Raises:
         DataError: see `trial_columns`.
     """
-    lacking = [name for name, value in (("id", options.id), ("label", options.label)) if value is None]
     if options.id is None or options.label is None:
+        lacking = {"id, the column that all files have": options.id, "label, the column to predict": options.label}
         raise DataError(
-            f"Several files are partners with other columns of the same people: name {' and '.join(lacking)}, the "
-            f"{' and the '.join({'id': 'column that all files have', 'label': 'column to predict'}[n] for n in lacking)}."
+            "Several files are partners with other columns of the same people: name "
+            f"{', and '.join(what for what, value in lacking.items() if value is None)}."
         )
     if options.group is not None:
         raise DataError(

@@ -23,7 +23,7 @@ LOSSES = (*RELATIVE, "log loss", "brier")
 """Scores of which less is better."""
 NEARLY = 1.2
 """More rows by a smaller factor are not told as a number."""
-NAMED = 8
+NAMED = 4
 """Owners that a sentence names, at most."""
 CONTENTS: Final[Mapping[str, str]] = {"rows": "numbers of rows", "t": "round", "all": "number of all rows"}
 """Contents of messages whose names mislead -> what they are: no method of rows sends rows."""
