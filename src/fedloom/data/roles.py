@@ -220,11 +220,7 @@ def understand(
     if (gone := int(unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
     if group is not None and (gone := int(lost.sum())):
-        words = f" ({_some(list(group.missing_words))} count as empty: see data.missing_words)"
-        notes.append(
-            f"{gone} of {len(y)} rows have no owner in {options.group!r} and are left out"
-            f"{words if group.missing_words else ''}."
-        )
+        notes.append(f"{gone} of {len(y)} rows have no owner in {options.group!r} and are left out.")
     notes += _label_notes(raw, y[~unlabeled(y)], classes)
     notes += [
         f"Owners {_some(names)} differ in writing only: correct the data if they are one."
@@ -501,6 +497,8 @@ def class_names(column: RawColumn, names: Sequence[str]) -> RawColumn:
 
 def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row, 0 for a gap."""
+    if column.missing_words:  # "NA" may be an owner's name, which must not get lost
+        _refuse_unowned(column)
     codes, order = column.codes()
     rows = int((codes >= 0).sum())
     if len(order) < 2 or len(order) > rows // 2:
