@@ -97,7 +97,7 @@ def test_a_number_is_told_better_by_the_columns_of_a_partner(files: dict[str, Pa
 @pytest.mark.parametrize(
     ("names", "change", "text"),
     [
-        (("clinic", "lab"), {"id": None}, "name id and label"),
+        (("clinic", "lab"), {"id": None}, "name id, the column that all files have"),
         (("clinic", "lab"), {"group": "ward"}, "Owners with other rows and other columns at once cannot be tried yet"),
         (("lab", "clinic"), {}, "first file must have the label.*clinic.csv first"),
         (("clinic", "clinic"), {}, "different names"),

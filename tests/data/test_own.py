@@ -257,7 +257,6 @@ def test_a_saved_recipe_encodes_new_rows() -> None:
         ({"y": [["a", "b"], ["a"]] * 30}, {"label": "y"}, "several labels in a row"),
         ({"y": ["a"] * N}, {"label": "y"}, "at least 2 classes, but has 'a' only"),
         ({"y": [None] * N}, {"label": "y"}, "at least 2 classes, but has 'none' only"),
-        ({"hospital": [None] * 3 + ["a"] * 57}, {"label": "sex", "group": "hospital"}, "3 of 60 are empty"),
         ({"hospital": [*range(N)]}, {"label": "sex", "group": "hospital"}, "has 60 owners in 60 rows"),
         ({"hospital": ["a"] * N}, {"label": "sex", "group": "hospital"}, "has 1 owners in 60 rows"),
         ({"part": ["train", "tset"] * 30}, {"label": "sex", "test": "part"}, "but has 'tset'"),

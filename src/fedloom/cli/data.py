@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -242,10 +243,16 @@ def _understood(name: str, options: "DataOptions", as_json: bool, piped: bool) -
         say(f"owners    perhaps {found.group_guess}: --group {found.group_guess}")
     if found.time_guess:
         say(f"time      perhaps {', '.join(found.time_guess)}: fedloom trial orders rows by it")
+    if found.unit_guess:
+        say(f"unit      perhaps {found.unit_guess}: fedloom trial --unit keeps rows of one value together")
     for note in found.notes:
         say(f"note      {note}")
     if piped:
         say(f"note      Settings name a file: save the rows as {Path(name).name} before a run.")
+    if group := options.group or found.group_guess:
+        asked = ["fedloom", "trial", name, "--label", found.label, "--group", group]
+        asked += ["--unit", found.unit_guess] if found.unit_guess else []
+        say(f"\nWho gains by learning together? {shlex.join(asked)}")
     say("\nSettings that say the same; save them as my.toml, and start, with this or another method,")
     say("fedloom run my.toml -s method=fedavg-ft:\n")
     say(tomli_w.dumps(settings).rstrip())

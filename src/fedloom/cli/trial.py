@@ -1,11 +1,12 @@
 """The command `fedloom trial`."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
-from rich.markup import escape
 
 from fedloom.cli.options import (
     AsJson,
@@ -13,17 +14,12 @@ from fedloom.cli.options import (
     IdColumn,
     Seed,
     err,
-    out,
     print_plain,
     standard_input,
     written,
 )
-from fedloom.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedloom.experiment.trial import TrialResult
-
-COLORS = {"join": "green", "same": "blue", "alone": "yellow", "undecided": "cyan", "too few": "cyan"}
+from fedloom.cli.trial_words import as_options, show
+from fedloom.core.errors import ConfigError, DataError, did_you_mean
 
 
 def trial(
@@ -35,7 +31,7 @@ def trial(
             "columns of the same people.",
         ),
     ],
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column of classes.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="For a table: the column to predict.")] = None,
     group: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="For a table: the column of owners, such as hospitals.")
     ] = None,
@@ -60,6 +56,10 @@ def trial(
         str,
         typer.Option(metavar="WAY", help="allow: files of a folder may have different columns. Default: refuse."),
     ] = "refuse",
+    encode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=KIND", help="Take a column as a number, category, text or date. Repeatable."),
+    ] = None,
     unit: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Rows of one value, such as a patient's, are never split.")
     ] = None,
@@ -107,7 +107,7 @@ def trial(
 
     [bold]fedloom trial clinic.csv lab.csv --id patient --label disease[/]  (other columns of the same people)
 
-    Columns are understood as by [bold]fedloom data[/].
+    Columns are understood as by [bold]fedloom data[/], which lists them.
 
     Each owner gets one card: join, stay alone, no difference, or undecided, with probabilities and what to do next. It
     compares the best method for federating with the best training alone, on rows that neither their training nor their
@@ -130,7 +130,10 @@ def trial(
     files = [Path(standard_input(str(data), ".csv")) for data in files]
     for data in files:
         if not data.expanduser().exists():
-            raise ConfigError(f"there is no file or folder {data}")
+            beside = [one.name for one in data.parent.glob("*")] if data.parent.is_dir() else []
+            raise ConfigError(f"there is no file or folder {data}.{did_you_mean(data.name, beside)}")
+    if len(files) == 1 and not files[0].expanduser().is_dir():
+        _named(files[0], label, group)
     written_files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
     existing = next((file for file in written_files if file.exists()), None)
     if existing and not force:
@@ -143,28 +146,34 @@ def trial(
             err.print(f"{done} of at most {count} trainings, {spent:.0f} s")
 
     limits: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
-    result = run(
-        files[0] if len(files) == 1 else files,
-        label=label,
-        group=group,
-        drop=drop or (),
-        keep=keep or (),
-        id=id,
-        missing=cast(Missing, missing),
-        task=cast(Task | None, task),
-        missing_words=MISSING_WORDS if missing_word is None else missing_word,
-        decimal=cast(Decimal, decimal),
-        missing_columns=cast(MissingColumns, missing_columns),
-        unit=unit,
-        time=() if no_time else time,
-        budget=budget or (None if repeats or len(files) > 1 else "10m"),
-        progress=progress,
-        methods=tuple(method or ()),
-        metric=metric,
-        worth=worth,
-        seed=seed or 0,
-        **limits,
-    )
+    try:
+        result = run(
+            files[0] if len(files) == 1 else files,
+            label=label,
+            group=group,
+            drop=drop or (),
+            keep=keep or (),
+            id=id,
+            missing=cast(Missing, missing),
+            task=cast(Task | None, task),
+            missing_words=MISSING_WORDS if missing_word is None else missing_word,
+            decimal=cast(Decimal, decimal),
+            missing_columns=cast(MissingColumns, missing_columns),
+            encode=_kinds(encode or ()),
+            unit=unit,
+            time=() if no_time else time,
+            budget=budget or (None if repeats or len(files) > 1 else "10m"),
+            progress=progress,
+            methods=tuple(method or ()),
+            metric=metric,
+            worth=worth,
+            seed=seed or 0,
+            **limits,
+        )
+    except (DataError, ConfigError) as error:
+        of_settings = isinstance(error, ConfigError)
+        raise (ConfigError if of_settings else DataError)(as_options(str(error))) from None
+    result = replace(result, notes=[as_options(note) for note in result.notes])
     text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
     if folder is not None:
         import tomli_w
@@ -173,7 +182,7 @@ def trial(
 
         folder.mkdir(parents=True, exist_ok=True)
         written_files[0].write_text(text + "\n", encoding="utf-8")
-        written_files[1].write_text(trial_page.html(result, name), encoding="utf-8")
+        written_files[1].write_text(trial_page.html(result, name, str(written_files[2])), encoding="utf-8")
         if result.recipe:
             recipe = dict(result.recipe)
             if piped:  # the copy of standard input is gone when the recipe is run
@@ -187,50 +196,32 @@ def trial(
     elif quiet:
         print_plain(str(result))
     else:
-        _show(result)
+        show(result, name, written_files[2] if len(written_files) > 2 else None)
         for file in written_files:
             written("written", file)
 
 
-def _show(result: "TrialResult") -> None:
-    from rich.padding import Padding
+def _kinds(encode: Sequence[str]) -> dict[str, Any]:
+    """Column -> its kind, of entries such as "zip=category"."""
+    from fedloom.data.options import Kind
 
-    from fedloom.experiment.trial import next_step, score_name, sentence, shown_gain, shown_score
+    found = {}
+    for entry in encode:
+        column, _, kind = entry.rpartition("=")
+        if not column or kind not in get_args(Kind):
+            raise ConfigError(
+                f"--encode must be COLUMN=KIND, with a kind of {', '.join(get_args(Kind))}, not {entry!r}"
+            )
+        found[column] = kind
+    return found
 
-    metric, sides = (
-        score_name(result.metric),
-        ("alone", "joint") if result.by_columns else ("alone", "federated", "pooled"),
-    )
-    for note in result.notes:
-        out.print(f"note: {escape(note)}", soft_wrap=True)
-    for name, card in result.owners.items():
-        values = (card.alone, card.federated, card.pooled)
-        scores = [
-            f"{shown_score(v, result.metric)} {side}" for v, side in zip(values, sides, strict=False) if v is not None
-        ]
-        below = [next_step(card, by_columns=result.by_columns)]
-        below.append("; ".join([f"{card.rows:,} rows", *([f"{metric} {', '.join(scores)}"] if scores else [])]))
-        if card.calibration:
-            errors = ", ".join(f"{error:.3f} {side}" for error, side in zip(card.calibration, sides, strict=False))
-            below.append(f"calibration error {errors}")
-        out.print(f"[bold]{escape(name)}[/]: [{COLORS[card.decision]}]{escape(sentence(card, result.metric))}[/]")
-        for line in below:
-            out.print(Padding(line, (0, 0, 0, 2), expand=False))
-    gain = result.overall["gain"]
-    out.print(
-        f"{'all people' if result.by_columns else 'mean over owners'}: "
-        f"{metric} {'–' if gain is None else shown_gain(gain, result.metric)}, {result.split}; "
-        f"alone: {escape(result.alone)}"
-    )
-    if result.by_columns:
-        return
-    card = next(iter(result.owners.values()))
-    out.print(f"bytes for an owner and a run of {card.method}: {card.sent:,} sent, {card.received:,} received")
-    for message in result.revealed:
-        out.print(
-            f"revealed: {message['sender']} to {message['receiver']}: {escape(message['content'])} "
-            f"({message['bytes'] / max(1, message['count']):,.0f} bytes a message)"
-        )
-    out.print(
-        f"not tried: {', '.join(result.not_tried) or 'none'}; infeasible: {len(result.infeasible)} methods (--json)"
-    )
+
+def _named(data: Path, label: str | None, group: str | None) -> None:
+    """Raise ConfigError if a table's label or owners are not named."""
+    lacking = [
+        what
+        for what, value in (("--label, the column to predict", label), ("--group, the column of owners", group))
+        if not value
+    ]
+    if lacking:
+        raise ConfigError(f"name {', and '.join(lacking)}: fedloom data {data} lists the columns")

@@ -158,6 +158,8 @@ class Understanding:
     """(n,) words of `SplitColumns.unit`, as written."""
     time: tuple[np.ndarray, ...] = ()
     """(n,) float64 of each of `SplitColumns.time`, which grow with time."""
+    unit_guess: str | None = None
+    """A column that looks like people with several rows, if no id or unit is named."""
 
     def counts(self) -> dict[str, int]:
         """Rows of each class; empty for a number."""

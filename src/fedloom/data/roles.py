@@ -43,6 +43,14 @@ _OWNERS: tuple[str, ...] = (
     "bank",
     "branch",
     "school",
+    "inst",
+    "institute",
+    "company",
+    "firm",
+    "store",
+    "ward",
+    "university",
+    "precinct",
 )
 _OWNERS += (
     "station",
@@ -62,9 +70,18 @@ _ROLES = {"group": "the owner", "id": "the id", "test": "the split", "label": "t
 ALLOW = 'Set data.missing_columns = "allow" to take what an owner lacks as missing there'
 _SAYS = "Say so, or otherwise, by data.encode,"
 BY_NAME = "an identifier by its name"
-_IDENTIFIER = re.compile(
-    r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$", re.I
+_PEOPLE = (
+    "patient|subject|person|participant|individual|child|pupil|student|woman|mother|animal|user|speaker|writer|member|"
+    "customer|employee|household|family"
 )
+_IDENTIFIER = re.compile(
+    r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$|"
+    rf"^row[_ .]?(names?|num(ber)?|nr|no)$|"
+    rf"({_PEOPLE}|school|client|account|loan|order|case|sample|visit|record|site)ids?$",
+    re.I,
+)
+_UNIT = re.compile(rf"(^|[_\W])({_PEOPLE})([_\W]?(no|nr|num|number|code|name))?$", re.I)
+"""A column of this name, or an identifier, whose values repeat may name people with several rows."""
 _CAMEL = re.compile(r"[a-z]I[dD]$")
 _TIMES = ("year", "month", "day", "hour", "minute", "second")
 _DATES = ("date", "datetime", "timestamp", "time")
@@ -166,7 +183,7 @@ def understand(
     group = None if options.group is None else table.take(options.group, "group")
     if options.id is not None:
         ids = table.take(options.id, "id")
-        if repeated := len(ids) - len({*ids.text}):
+        if (repeated := len(ids) - len({*ids.text})) and ordered.unit != options.id:
             notes.append(
                 f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be in training and in test."
             )
@@ -189,7 +206,9 @@ def understand(
     groups = None
     if group is not None:
         owners, groups = _owners(group, options)
+    lost = np.zeros(len(y), bool) if group is None else group.missing
     kept = _outside_split(split, y)
+    kept = kept[~lost[kept]]
     some = kept if len(kept) < len(y) else slice(None)  # all rows without a copy
     y_kept, groups_kept = y[some], None if groups is None else groups[some]
     present = np.unique(y_kept)
@@ -200,6 +219,8 @@ def understand(
         raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
     if (gone := int(unlabeled(y).sum())) > 0:
         notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
+    if group is not None and (gone := int(lost.sum())):
+        notes.append(f"{gone} of {len(y)} rows have no owner in {options.group!r} and are left out.")
     notes += _label_notes(raw, y[~unlabeled(y)], classes)
     notes += [
         f"Owners {_some(names)} differ in writing only: correct the data if they are one."
@@ -213,7 +234,9 @@ def understand(
     unit, time = ordered.unit, time_guess if ordered.time is None else ordered.time
     for column in (*([] if unit is None else [unit]), *time):
         if column not in columns:
-            raise DataError(f"{name!r} has no column {column!r}, but {_some(list(columns))}.")
+            raise DataError(
+                f"{name!r} has no column {column!r}, but {_some(list(columns))}.{did_you_mean(column, list(columns))}"
+            )
         if count := int(columns[column].missing[kept].sum()):
             raise DataError(f"Column {column!r} lacks {count} of {len(kept)} values; correct or drop those rows.")
         if column in table.values and (column == unit or columns[column].values.dtype.kind == "O"):
@@ -237,6 +260,8 @@ def understand(
     )
     notes += [f"Owner {owner!r} lacks {_some(names)}: values are missing there." for owner, names in lacking.items()]
     guess = None if options.group else _guess_group(columns, label, options)
+    others = {name: c for name, c in columns.items() if name not in (label, options.group, guess, options.test)}
+    unit_guess = None if ordered.unit or options.id else _guess_unit(others, groups)
     if test is not None:
         mask = np.zeros(len(y), dtype=bool)
         mask[test] = True
@@ -257,7 +282,7 @@ def understand(
         raw_table, label, guessed, options, kinds, missing, table.dropped, tuple(notes), kept, guess,
         tuple(column for column in features if any(column in names for names in lacking.values())),
         time_guess, None if unit is None else columns[unit].words[kept],
-        tuple(_times(columns[column])[kept] for column in time),
+        tuple(_times(columns[column])[kept] for column in time), unit_guess,
     )  # fmt: skip
 
 
@@ -347,7 +372,7 @@ def refuse_identifier(column: str, cells: RawColumn, options: DataOptions) -> No
     known = cells.values[~cells.missing]
     words = _counted(known) if known.dtype.kind == "O" else {}
     count = len(words) or len(different(known))
-    reason = "" if column in options.keep else _suspicion(cells, known, count, len(cells), words)
+    reason = "" if column in options.keep else _suspicion(cells, known, count, words)
     if reason and reason != BY_NAME:
         raise DataError(f"Column {column!r} is {reason}. Name it in keep to allow it, or in drop.")
 
@@ -471,12 +496,14 @@ def class_names(column: RawColumn, names: Sequence[str]) -> RawColumn:
 
 
 def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row."""
-    _refuse_unowned(column)
+    """Names of the owners as written, the unseen ones last, and (n,) int64 owner of each row, 0 for a gap."""
+    if column.missing_words:  # "NA" may be an owner's name, which must not get lost
+        _refuse_unowned(column)
     codes, order = column.codes()
-    if len(order) < 2 or len(order) > len(codes) // 2:
+    rows = int((codes >= 0).sum())
+    if len(order) < 2 or len(order) > rows // 2:
         raise DataError(
-            f"Column {column.name!r} (data.group) has {len(order)} owners in {len(codes)} rows; there must be at least "
+            f"Column {column.name!r} (data.group) has {len(order)} owners in {rows} rows; there must be at least "
             "2, with 2 rows each on average. Name another column."
         )
     for owner in {*options.unseen, *(options.test if isinstance(options.test, tuple) else ())}:
@@ -484,7 +511,7 @@ def _owners(column: RawColumn, options: DataOptions) -> tuple[tuple[str, ...], n
             raise DataError(f"There is no owner {owner!r} in column {column.name!r}.{did_you_mean(owner, order)}")
     last = sorted(range(len(order)), key=lambda number: order[number] in options.unseen)
     places = np.argsort(last)
-    return tuple(order[number] for number in last), places[codes].astype(np.int64)
+    return tuple(order[number] for number in last), places[np.maximum(codes, 0)].astype(np.int64)
 
 
 def _refuse_unowned(column: RawColumn) -> None:
@@ -544,6 +571,19 @@ def _guess_group(columns: Mapping[str, RawColumn], label: str, options: DataOpti
     return None
 
 
+def _guess_unit(columns: Mapping[str, RawColumn], groups: np.ndarray | None) -> str | None:
+    """A column that looks like people with several rows, each of one owner: by its name, and by values that repeat."""
+    for column, found in columns.items():
+        if not (_names_rows(column) or _UNIT.search(column)) or found.missing.any():
+            continue
+        codes = np.unique(found.text, return_inverse=True)[1].reshape(-1)
+        count, owner = int(codes.max()) + 1, np.zeros(len(codes), np.int64) if groups is None else groups
+        pairs = len(np.unique(np.stack([codes, owner]), axis=1).T)
+        if max(MIN_UNIQUE, 2 * (int(owner.max()) + 1)) <= count <= len(codes) - MIN_UNIQUE and pairs == count:
+            return column
+    return None
+
+
 def _guess_time(columns: Mapping[str, RawColumn], label: str) -> tuple[str, ...]:
     """Columns that order the rows in time: year, month, day and so on, or one of dates."""
     lower = {column.lower(): column for column in columns if column != label}
@@ -590,7 +630,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
         asked = options.encode.get(column)
         if words and not asked and not (column not in options.keep and _names_rows(column)):
             refuse_mistakes(column, words, found.grammar)
-        reason = "" if asked or column in options.keep else _suspicion(found, known, count, len(kept), words)
+        reason = "" if asked or column in options.keep else _suspicion(found, known, count, words)
         if count == 1 and len(known) == len(kept) and not words and abs(known[0]) >= 2.0**53 and len(found.counts) > 1:
             reason = "whole numbers above 2**53, which float64 does not tell apart"
             table.drop(column, reason)
@@ -600,7 +640,7 @@ def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes:
             notes += [f"Column {column!r} is dropped: it has no value."] * (not count)
         elif reason:
             table.drop(column, reason)
-            notes.append(f"Column {column!r} is dropped: it is {reason}. Name it in data.keep to use it.")
+            notes.append(f"Column {column!r} is dropped: it is {reason}. data.keep = ['*', {column!r}] uses it.")
         elif asked:
             kinds[column] = asked
         elif values.dtype.kind != "O":
@@ -793,7 +833,7 @@ def _far_code(known: np.ndarray) -> float:
     return 0.0
 
 
-def _suspicion(column: RawColumn, known: np.ndarray, count: int, rows: int, words: Mapping[str, int]) -> str:
+def _suspicion(column: RawColumn, known: np.ndarray, count: int, words: Mapping[str, int]) -> str:
     """Why a column with `count` different known values, or known words -> rows, is probably an identifier; "" if it is
     not."""
     flag = not words and count <= 2 and set(different(known)) <= {0, 1}
@@ -804,7 +844,8 @@ def _suspicion(column: RawColumn, known: np.ndarray, count: int, rows: int, word
     if words:
         short = not _unclear(words, column.grammar) and np.mean([len(word.split()) for word in words]) < 3
         return "an identifier: another word in every row" if short else ""
-    numbered = len(known) == rows and known.max() - known.min() == rows - 1
+    every = column.values  # also of rows that are not used, without which a count has gaps
+    numbered = len(different(every)) == len(every) and every.max() - every.min() == len(every) - 1
     return "an identifier: it counts the rows" if numbered else ""
 
 

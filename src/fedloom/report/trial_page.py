@@ -1,25 +1,37 @@
 """The page of a trial: one card for each owner."""
 
+import shlex
 from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
+from fedloom import methods
 from fedloom._version import __version__
-from fedloom.experiment.trial import (
-    OwnerCard,
-    TrialResult,
+from fedloom.experiment.trial import OwnerCard, TrialResult
+from fedloom.experiment.trial.words import (
+    COMPARE,
+    LOSSES,
+    RELATIVE,
+    answer,
+    contents,
+    evidence_of,
+    heading,
     next_step,
     score_name,
     sentence,
     shown_gain,
     shown_score,
     signed,
+    some,
+    titles,
 )
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
 
 LONGEST = 26
 """Characters of an owner's name in the picture of gains."""
+FEW = 4
+"""Owners that a tile or a cell names, at most."""
 WIDEST = 12
 """Owners of the largest matrix of partners that the page shows; trial.json has larger ones."""
 COLORS = {
@@ -31,13 +43,13 @@ COLORS = {
 }
 
 
-def html(result: TrialResult, name: str) -> str:
-    """The page as HTML. `name` is that of the data."""
-    return render(page(result, name))
+def html(result: TrialResult, name: str, recipe: str = "recipe.toml") -> str:
+    """The page as HTML. `name` is that of the data, `recipe` the path of the file that has the recipe."""
+    return render(page(result, name, recipe))
 
 
-def page(result: TrialResult, name: str) -> Page:
-    """The page of a trial of the data `name`."""
+def page(result: TrialResult, name: str, recipe: str = "recipe.toml") -> Page:
+    """The page of a trial: see `html`."""
     counts = {kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS}
     card = next(iter(result.owners.values()))
     metric, gain = score_name(result.metric), result.overall["gain"]
@@ -45,12 +57,13 @@ def page(result: TrialResult, name: str) -> Page:
         ("join", counts["join"]),
         ("no difference", counts["same"]),
         ("stay alone", counts["alone"]),
-        ("undecided", [*counts["undecided"], *counts["too few"]]),
+        ("undecided", counts["undecided"]),
+        ("too few rows", counts["too few"]),
     ]
     tiles = [
-        *(Tile(said, str(len(owners)), _some(owners)) for said, owners in told if owners),
+        *(Tile(said, str(len(owners)), some(owners, FEW)) for said, owners in told if owners),
         Tile(
-            f"{metric}, {'gain' if result.by_columns else 'mean gain'}",
+            f"{'gain' if result.by_columns else 'mean gain'} in {metric}",
             "–" if gain is None else shown_gain(gain, result.metric),
             "all people" if result.by_columns else "over owners",
         ),
@@ -59,48 +72,31 @@ def page(result: TrialResult, name: str) -> Page:
         return Page(
             title=f"Do other columns help? {name}",
             subtitle=f"{result.split}, seed {result.seed}, {fmt.duration(result.seconds)}; fedloom {__version__}",
-            lead=_columns_lead(result),
+            lead=answer(result),
             tiles=tiles[-1:],
-            sections=[_cards(result, metric), _methods(result)],
+            sections=[
+                _cards(result, metric),
+                PageSection(
+                    "What next", text=["This measures methods of columns:"], command=f"{COMPARE} {shlex.quote(recipe)}"
+                ),
+                *_notes(result),
+                _methods(result),
+            ],
         )
     return Page(
         title=f"Should they federate? {name}",
         subtitle=f"{len(result.owners)} owners, {result.split}, seed {result.seed}, "
         f"{fmt.duration(result.seconds)}; fedloom {__version__}",
-        lead=_lead(counts, len(result.owners)),
+        lead=answer(result),
         tiles=tiles,
-        sections=[_cards(result, metric), *_partners(result), _reveals(result, card), _methods(result)],
-    )
-
-
-def _lead(counts: dict[str, list[str]], owners: int) -> str:
-    """The answer in one or two sentences, for somebody who has never heard of federated learning."""
-    told = [
-        ("{} gain{s} by learning together: {names}.", counts["join"]),
-        ("For {} it makes no difference: {names}.", counts["same"]),
-        ("{} should train alone: {names}.", counts["alone"]),
-        ("For {} these rows do not decide: {names}.", [*counts["undecided"], *counts["too few"]]),
-    ]
-    if not any(names for _, names in told[:3]):
-        return "These rows do not decide whether any owner gains by learning together."
-    said = []
-    for text, names in told:
-        if names:
-            number = "all owners" if len(names) == owners else f"{len(names)} of {owners} owners"
-            sentence = text.format(number, names=_some(names, 8), s="s" if len(names) == 1 < owners else "")
-            said.append(sentence[0].upper() + sentence[1:])
-    return " ".join(said)
-
-
-def _columns_lead(result: TrialResult) -> str:
-    """The answer for all people in one sentence."""
-    told = {
-        "join": "The partners' columns help: with them, predictions are better.",
-        "alone": "The partners' columns do not help: train on your own.",
-        "same": "The partners' columns make no difference.",
-    }
-    return told.get(
-        result.owners["all people"].decision, "These rows do not decide whether the partners' columns help."
+        sections=[
+            _cards(result, metric),
+            _next(result, recipe),
+            *_notes(result),
+            *_partners(result),
+            _reveals(result, card),
+            _methods(result),
+        ],  # fmt: skip,
     )
 
 
@@ -118,58 +114,47 @@ def _partners(result: TrialResult) -> list[PageSection]:
         rows.append(
             cells(
                 name, *(PageCell(_of_partner(one.scores, j, i, result.metric)) for j in range(len(names))),
-                PageCell(_some(helps) or "–"), PageCell(advice),
+                PageCell(some(helps, FEW) or "–"), PageCell(advice),
             )
         )  # fmt: skip
     caption = (
-        f"Each row: the {score_name(result.metric)} of an owner's rows by its own model, and how much more or less by "
-        "the model of each other owner. Helped by: without these owners' models, the loss of the mean of all models "
-        "rises, so they are missed if they leave. Better group: owners whose mean is shown to be better than that of "
-        "all, with the gain."
+        f"Each row: the {score_name(result.metric)} of an owner's rows by its own model, and how far the model of each "
+        f"other owner is from it ({'less' if result.metric in LOSSES else 'more'} is better). Helped by: without these "
+        "owners' models, the loss of the mean of all models rises, so they are missed if they leave. Better group: "
+        "owners whose mean is shown to be better than that of all, with the gain."
     )
     head = ("rows of", *(f"model of {name}" for name in names), "helped by", "better group")
     return [PageSection("Partners", text=[], tables=[PageTable(caption, head, rows, words=1)])]
 
 
 def _of_partner(scores: Sequence[float | None], j: int, me: int, metric: str) -> str:
-    """The score of owner `me` by its own model, or how much more owner j's model has."""
+    """The score of owner `me` by its own model, or how much more owner j's model has; of a loss more is worse."""
     score, own = scores[j], scores[me]
     if score is None or own is None:
         return "–"
-    return shown_score(own, metric) if j == me else f"{score - own:+.3f}".replace("-", "−")
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    if j == me:
+        return shown_score(own, metric)
+    if metric in RELATIVE:
+        return f"{'+' if score < own else '−'}{shown_score(-abs(score - own), metric)}"
+    return signed(own - score if metric in LOSSES else score - own)
 
 
 def _cards(result: TrialResult, metric: str) -> PageSection:
     rows, calibrated = [], any(card.calibration for card in result.owners.values())
-    for name, card in result.owners.items():
+    for name, card in zip(titles(result), result.owners.values(), strict=True):
         values = (card.alone, card.federated, card.pooled)[: 2 if result.by_columns else 3]
         scores = [shown_score(value, result.metric) for value in values]
         rows.append(
             cells(
                 PageCell(name),
-                PageCell(sentence(card, result.metric), strong=card.decision == "join"),
+                PageCell(heading(card), strong=card.decision == "join", below=evidence_of(card, result.metric)),
                 PageCell(next_step(card, by_columns=result.by_columns)),
                 PageCell(f"{card.rows:,}"),
                 *(PageCell(score) for score in scores),
                 *([PageCell(_calibration(card))] if calibrated else []),
             )
         )
-    caption = (
-        f"{metric[0].upper()}{metric[1:]} of every row, by models that did not see it; in each fold the candidates are "
-        "those that are best on the other folds. "
-    )
-    if result.by_columns:
-        caption += "Joint: models of all columns in one place."
-    else:
-        caption += (
-            "Pooled: all rows in one place, which federating avoids; not a candidate. P: probabilities given the rows "
-            "of all owners."
-        )
+    caption = f"{metric[0].upper()}{metric[1:]} of every row, by models that did not see it. P: probability."
     if calibrated:
         caption += (
             f" Calibration: how far probabilities are from what comes true, alone and "
@@ -187,8 +172,46 @@ def _cards(result: TrialResult, metric: str) -> PageSection:
     head = (*(people if result.by_columns else owners), *(["calibration"] if calibrated else []))
     table = PageTable(caption, head, rows, words=3)
     return PageSection(
-        "People" if result.by_columns else "Owners", text=[*result.notes], figures=[plot], tables=[table]
+        "People" if result.by_columns else "Owners", text=[_sides(result)], figures=[plot], tables=[table]
     )
+
+
+def _sides(result: TrialResult) -> str:
+    """What is compared."""
+    if result.by_columns:
+        return "Alone: models of the first file's columns. Joint: models of all files' columns in one place."
+    return (
+        "Alone: the best model of an owner's own rows. Federated: the best model that the owners train together by "
+        "messages, while rows stay where they are. Pooled: models of all rows in one place, only to compare."
+    )
+
+
+def _next(result: TrialResult, recipe: str) -> PageSection:
+    """How to train what is best, and what to do with each answer."""
+    card, points = next(iter(result.owners.values())), []
+    found = {card.decision for card in result.owners.values()}
+    if "join" in found:
+        points.append("Join: owners who join train together, and compare on their next rows.")
+    if "undecided" in found:
+        points.append(
+            "Undecided: a gain is as compatible with these rows as none. Collect the rows that the table names and try "
+            "again, or decide by what joining costs; until then training alone loses nothing that is shown."
+        )
+    if found & {"same", "alone"}:
+        points.append("No difference, or stay alone: train alone; joining would still help whom the table names.")
+    method = methods.named(result.recipe["method"])
+    text = f"Best federated: {card.method} ({method.title})."
+    more = (
+        "The command trains the best federated, here with the rows of all owners, in the folder where the trial ran. "
+        "With each owner's rows in its own organization, owners start nodes: fedloom certs and fedloom node."
+    )
+    command = f"fedloom run {shlex.quote(recipe)}"
+    return PageSection("What next", text=[text], points=[*points, more], command=command)
+
+
+def _notes(result: TrialResult) -> list[PageSection]:
+    """How the data was understood; [] if there is nothing to say."""
+    return [PageSection("Notes on the data", points=[*result.notes])] if result.notes else []
 
 
 def _calibration(card: OwnerCard) -> str:
@@ -198,13 +221,13 @@ def _calibration(card: OwnerCard) -> str:
 
 def _amount(gain: float, form: str, result: TrialResult) -> str:
     """A gain, in percent for errors of numbers."""
-    return f"{100 * gain:{form}} %" if result.metric in ("rmse", "mae") else f"{gain:{form}}"
+    return f"{100 * gain:{form}} %" if result.metric in RELATIVE else f"{gain:{form}}"
 
 
 def _measured(result: TrialResult) -> str:
     """What a gain is."""
     joint = "joint" if result.by_columns else "federated"
-    return f"how much lower it is {joint} than alone" if result.metric in ("rmse", "mae") else f"{joint} minus alone"
+    return f"how much lower it is {joint} than alone" if result.metric in LOSSES else f"{joint} minus alone"
 
 
 def _forest_plot(result: TrialResult) -> Markup:
@@ -214,8 +237,8 @@ def _forest_plot(result: TrialResult) -> Markup:
         return Markup('<svg role="img" aria-label="no interval" viewBox="0 0 520 20"></svg>')
     low = max(-1.0, min(0.0, *(c.low or 0.0 for c in known)))
     high = min(1.0, max(result.worth * 1.5, *(c.high or 0.0 for c in known)))
-    names = [fmt.shortened(name, LONGEST) for name in result.owners]
-    pad, left, width, step = 0.04 * (high - low), max(132, 14 + 7 * max(map(len, names))), 233, 26
+    names = [fmt.shortened(name, LONGEST) for name in titles(result)]
+    pad, left, width, step = 0.04 * (high - low), max(132, 14 + 8 * max(map(len, names))), 233, 26
     low, high = low - pad, high + pad
     height = step * len(result.owners) + 40
 
@@ -250,8 +273,8 @@ def _forest_plot(result: TrialResult) -> Markup:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers."""
-    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if (high - low) / s <= 7 or s == 1.0)
+    """Five round numbers at most, so that they do not touch."""
+    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if (high - low) / s <= 4.5 or s == 1.0)
     first = -(-low // step)
     return [round((first + k) * step, 6) for k in range(20) if (first + k) * step <= high]
 
@@ -261,7 +284,7 @@ def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
         cells(
             f"{message['sender']} → {message['receiver']}",
             message["kind"],
-            message["content"],
+            contents(message),
             fmt.size(message["bytes"] / max(1, message["count"])),
             f"{message['count']:,}",
         )

@@ -20,18 +20,7 @@ from fedloom.data.options import DataOptions, Kind, Missing, MissingColumns, Spl
 from fedloom.experiment.config.duration import seconds_of
 from fedloom.experiment.trial.columns import trial_columns
 from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
-from fedloom.experiment.trial.result import (
-    METRICS,
-    OwnerCard,
-    TrialConfig,
-    TrialResult,
-    next_step,
-    score_name,
-    sentence,
-    shown_gain,
-    shown_score,
-    signed,
-)
+from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, metric_named
 from fedloom.experiment.trial.run import run_trial
 
 OF_FILES = ("decimal", "missing_words", "encode", "keep", "drop")
@@ -43,15 +32,9 @@ __all__ = [
     "Owners",
     "TrialConfig",
     "TrialResult",
-    "next_step",
     "owners_of",
     "read_owners",
     "run_trial",
-    "score_name",
-    "sentence",
-    "shown_gain",
-    "shown_score",
-    "signed",
     "trial",
     "trial_columns",
 ]
@@ -123,6 +106,7 @@ def trial(
     if unknown:
         raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
     values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()}
+    values |= {"metric": metric_named(values["metric"])} if "metric" in values else {}
     config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds_of(budget)}))
     if isinstance(data, list | tuple) and len(data) > 1 and all(isinstance(one, str | Path) for one in data):
         options = DataOptions(
@@ -143,10 +127,9 @@ def trial(
         held = data_settings(data, label=label, group=group, columns={"task": task} if task else {})["name"]
         return run_trial(held_owners(held), config, progress=progress)
     if isinstance(data, str | Path) and not Path(data).expanduser().is_dir() and not (label and group):
-        raise ConfigError(
-            f"a trial of {data} needs label, the column of classes, and group, the column of owners: fedloom data "
-            f"{data} lists the columns"
-        )
+        names = (("label, the column to predict", label), ("group, the column of owners", group))
+        lacking = [what for what, value in names if not value]
+        raise ConfigError(f"a trial of {data} needs {', and '.join(lacking)}: fedloom data {data} lists the columns")
     if label is not None and not isinstance(label, str):
         raise ConfigError(f"label must be the name of one column, not {label!r}")
     options = DataOptions(

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from fedloom import methods
-from fedloom.core.errors import DataError
+from fedloom.core.errors import ConfigError, DataError, did_you_mean
 from fedloom.core.rng import stream
 from fedloom.data.alignment import near_misses, normalize
 from fedloom.data.columns import RawColumn
@@ -63,6 +63,13 @@ def trial_columns(
         DataError: a file has no id, or an id twice; the label is in another file; too few people are in common.
     """
     started = perf_counter()
+    if config.methods:
+        raise ConfigError(
+            f"a trial of columns compares what all columns tell: leave out method, here {config.methods[0]!r}, and "
+            "compare methods with its recipe"
+        )
+    if config.seconds is not None:
+        raise ConfigError("a trial of columns has no limit of time: leave out budget, and set repeats for fewer")
     own, partners, units, misses = read_parties(files, options, unit)
     sets = {ALONE: own, JOINT: {**own, **{name: c for columns in partners.values() for name, c in columns.items()}}}
     if len(partners) > 1:
@@ -146,7 +153,11 @@ def read_parties(
         DataError: see `trial_columns`.
     """
     if options.id is None or options.label is None:
-        raise DataError("Several files are partners with other columns of the same people: name id and label.")
+        lacking = {"id, the column that all files have": options.id, "label, the column to predict": options.label}
+        raise DataError(
+            "Several files are partners with other columns of the same people: name "
+            f"{', and '.join(what for what, value in lacking.items() if value is None)}."
+        )
     if options.group is not None:
         raise DataError(
             "Owners with other rows and other columns at once cannot be tried yet: try rows with one file and group, "
@@ -160,13 +171,16 @@ def read_parties(
         holder = next((file for file, table in zip(files, tables, strict=True) if options.label in table), None)
         raise DataError(
             f"The first file must have the label, but {files[0]} has no column {options.label!r}."
-            + (f" Name {holder} first." if holder else "")
+            + (f" Name {holder} first." if holder else did_you_mean(options.label, tables[0]))
         )
     ids = [[*map(normalize, table.pop(options.id).text)] for table in tables]
     for file, names in zip(files, ids, strict=True):
         if len(set(names)) < len(names):
             again = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{options.id} must name each row of {file} once, but {again!r} is there several times.")
+            raise DataError(
+                f"{options.id} must name each row of {file} once, but {again!r} is there several times: keep one row "
+                "of each, such as the last, or one of their means."
+            )
     own, units = tables[0], None
     if unit is not None:
         if unit not in own:
@@ -180,8 +194,8 @@ def read_parties(
         rows = [place.get(name) for name in ids[0]]
         if sum(row is not None for row in rows) < FEWEST_ROWS:
             raise DataError(
-                f"{file} has fewer than {FEWEST_ROWS} of the people of {files[0]} by {options.id}: "
-                "see fedloom align, or check how ids are written."
+                f"{file} has fewer than {FEWEST_ROWS} of the people of {files[0]} by {options.id}, such as "
+                f"{names[0]!r} and {ids[0][0]!r}: write ids alike in all files."
             )
         partners[file.stem] = {f"{file.stem}.{name}": _taken(column, rows) for name, column in table.items()}
     return own, partners, units, [f"{sentence}." for sentence in near_misses(ids, [file.stem for file in files])]
@@ -204,8 +218,7 @@ def _notes(name: str, people: int, has: Mapping[str, np.ndarray]) -> list[str]:
     return [
         f"{name} has {people:,} people with a label; {common}.",
         "Joint is what all columns in one place tell, which federating could reach; no method of columns is measured "
-        "here. --out writes recipe.toml to measure some: fedloom compare vertical-forest active-forest split --seeds 5 "
-        "--config recipe.toml",
+        "here.",
     ]
 
 

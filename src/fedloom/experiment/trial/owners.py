@@ -14,6 +14,8 @@ from fedloom.data.own import encoded, interpret
 
 FEWEST_ROWS = 12
 """Rows of an owner below which it is left out."""
+MOST_NAMED = 10
+"""Owners that a note names, at most."""
 FARTHEST = 10.0
 """Numbers of a table are clipped to this many standard deviations, so that one row does not dominate."""
 
@@ -37,7 +39,8 @@ class Owners:
     def __post_init__(self) -> None:
         counts = np.bincount(self.owner, minlength=len(self.names))
         if len(self.names) < 2 or counts.min() < FEWEST_ROWS:
-            few = ", ".join(f"{name} ({count})" for name, count in zip(self.names, counts, strict=True))
+            few = ", ".join(f"{name} ({count})" for name, count in [*zip(self.names, counts, strict=True)][:MOST_NAMED])
+            few += f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
             raise DataError(
                 f"A trial needs at least 2 owners with at least {FEWEST_ROWS} labeled rows each, but there are {few}."
             )
@@ -80,6 +83,11 @@ def read_owners(source: Any, options: DataOptions, ordered: SplitColumns) -> Own
     unit = None if found.unit is None else _ranks([found.unit])
     if unit is not None and len(np.unique(unit)) == len(unit):
         unit = None
+    if found.unit_guess:
+        notes.append(
+            f"Values of column {found.unit_guess!r} repeat: if rows of one value belong together, as a patient's do, "
+            f"set unit = {found.unit_guess!r}, or these gains are not to be trusted."
+        )
     order = _ranks(found.time) if found.time else None
     if order is not None and ordered.time is None:
         names = ", ".join(found.time_guess)
@@ -113,14 +121,15 @@ def owners_of(
     small = [i for i in range(len(names)) if counts[i] < FEWEST_ROWS]
     if not small or len(names) - len(small) < 2:
         return Owners(replace(data, groups=groups.reshape(-1).astype(np.int64), owners=names), unit, order, notes)
-    left = ", ".join(f"{names[i]} ({counts[i]})" for i in small)
+    more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
+    left = ", ".join(f"{names[i]} ({counts[i]})" for i in small[:MOST_NAMED]) + more
     kept = ~np.isin(groups, small)
     large = replace(data, x=np.ascontiguousarray(data.x[kept]), y=data.y[kept], groups=data.groups[kept], test=None)
     return owners_of(
         large,
         None if unit is None else unit[kept],
         None if order is None else order[kept],
-        (*notes, f"Owners with fewer than {FEWEST_ROWS} rows are left out: {left}."),
+        (*notes, f"{len(small)} of {len(names)} owners have fewer than {FEWEST_ROWS} rows and are left out: {left}."),
     )
 
 

@@ -3,18 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedloom.core.cards import html_card, latex_table
 from fedloom.core.errors import ConfigError
 from fedloom.core.scores import calibration_error
-from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.trial.contributions import CLASS_SCORES, NUMBER_SCORES
-from fedloom.experiment.trial.decide import FEWEST, Decision, OwnerVerdict
+from fedloom.experiment.trial.decide import Decision, OwnerVerdict
 from fedloom.experiment.trial.evidence import Evidence
 from fedloom.experiment.trial.partners import Partners
+from fedloom.experiment.trial.words import HEADS, next_step, probability, score_name, sentence, shown_gain
 from fedloom.models.black_boxes import BLACK_BOXES, check_installed
 
 if TYPE_CHECKING:
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 MetricName: TypeAlias = Literal["auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2"]
 METRICS: tuple[MetricName, ...] = ("auc", "accuracy", "balanced accuracy", "log loss", "brier", "rmse", "mae", "r2")
 DECISIONS: tuple[Decision, ...] = ("join", "alone", "same", "undecided", "too few")
-HEADS: Final[Mapping[Decision, str]] = {
-    "join": "Join",
-    "alone": "Stay alone",
-    "same": "No difference",
-    "undecided": "Undecided",
-    "too few": "Too few rows",
-}
-"""The decisions in words."""
-NEARLY = 1.2
-"""More rows by a smaller factor are not told as a number."""
 SHOWN = 5
 """Owners in the short form of a result."""
 FORMAT = "fedloom-trial/2"
@@ -88,6 +78,16 @@ class TrialConfig:
             check_installed(name)
 
 
+def metric_named(text: str | None) -> Any:
+    """The score that a text names in any writing, such as "AUC", "log-loss" or "balanced_accuracy"; else the text."""
+    if not isinstance(text, str):
+        return text
+    name = text.lower().replace("_", " ").replace("-", " ").replace("²", "2").removeprefix("neg ")
+    others = {"roc auc": "auc", "brier score": "brier", "logloss": "log loss"}
+    name = others.get(name, name)
+    return name if name in METRICS else text
+
+
 def metric_for(config: TrialConfig, classes: int) -> MetricName:
     """The score of a trial of so many classes; 0 for a number to predict.
 
@@ -96,7 +96,8 @@ def metric_for(config: TrialConfig, classes: int) -> MetricName:
     """
     able = CLASS_SCORES if classes else NUMBER_SCORES
     if config.metric is not None and config.metric not in able:
-        raise ConfigError(f"metric must be one of {', '.join(able)} for this label, not {config.metric!r}")
+        label = f"a label with {classes} classes" if classes else "a number to predict"
+        raise ConfigError(f"metric must be one of {', '.join(able)} for {label}, not {config.metric!r}")
     return config.metric or ("rmse" if not classes else "auc" if classes == 2 else "balanced accuracy")
 
 
@@ -313,101 +314,3 @@ class TrialResult:
         if self.in_time:
             return f"{self.folds} windows of time"
         return f"{self.repeats} repeat{'s' * (self.repeats > 1)} of {self.folds} folds"
-
-
-def signed(value: float) -> str:
-    """A difference of scores with its sign, such as "−0.012"."""
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def score_name(metric: str) -> str:
-    """The score in words."""
-    names = {"auc": "AUC", "log loss": "negative log loss", "brier": "negative Brier score", "rmse": "RMSE"}
-    return {**names, "mae": "MAE", "r2": "R²"}.get(metric, metric)
-
-
-def shown_score(value: float | None, metric: str) -> str:
-    """A score in a table: an error of numbers in their unit."""
-    if value is None:
-        return "–"
-    return four_digits(-value) if metric in ("rmse", "mae") else f"{value:.3f}".replace("-", "−")
-
-
-def shown_gain(value: float, metric: str) -> str:
-    """A gain, such as "+0.012"; for errors of numbers in percent of the error alone."""
-    return f"{100 * value:+.1f} %".replace("-", "−") if metric in ("rmse", "mae") else signed(value)
-
-
-def probability(value: float) -> str:
-    """A probability in two digits, such as "0.93" or "> 0.99"."""
-    return "> 0.99" if value > 0.995 else "< 0.01" if value < 0.005 else f"{value:.2f}"
-
-
-def sentence(card: OwnerCard, metric: str) -> str:
-    """The card in one line, such as "Join with fedavg-ft: AUC +0.034 (95 % +0.010 to +0.058), P(gain) > 0.99"."""
-    if card.decision == "too few" or card.gain is None or card.p_gain is None:
-        others = {"join": ", but others gain", "alone": ", and others gain nothing that is worth it"}
-        others["same"] = ", and for others it makes no difference"
-        told = f"{others[card.leaning]}: P(gain) {probability(card.p_gain)}" if card.leaning and card.p_gain else ""
-        if card.fewest >= FEWEST:
-            return f"Too few rows: all are of one class; with {FEWEST} of another something can be said{told}"
-        rarest = "" if metric in ("rmse", "mae") else " of the rarest class"
-        return f"Too few rows: {card.fewest}{rarest}; from {FEWEST} on something can be said{told}"
-    interval = (
-        ""
-        if card.low is None or card.high is None
-        else (f" (95 % {shown_gain(card.low, metric)} to {shown_gain(card.high, metric)})")
-    )
-    share = "gain in " if metric in ("rmse", "mae") else ""
-    gain = f"{share}{score_name(metric)} {shown_gain(card.gain, metric)}{interval}"
-    assert card.p_worth is not None and card.p_same is not None
-    if card.decision == "join":
-        more = f": {told}" if (told := in_words(card.gain, metric)) else ""
-        return f"Join with {card.method}: {gain}, P(gain) {probability(card.p_gain)}{_by(card)}{more}"
-    if card.decision == "alone":
-        return f"Stay alone: {gain}, P(a gain that is worth it) {probability(card.p_worth)}{_by(card)}"
-    if card.decision == "same":
-        return f"No difference: {gain}, P(no difference) {probability(card.p_same)}{_by(card)}"
-    leaning, chance = {
-        "": ("", f"P(gain) {probability(card.p_gain)}"),
-        "join": (", leaning to join", f"P(gain) {probability(card.p_gain)}"),
-        "alone": (", leaning to stay alone", f"P(a gain that is worth it) {probability(card.p_worth)}"),
-        "same": (", leaning to no difference", f"P(no difference) {probability(card.p_same)}"),
-    }[card.leaning]
-    return f"Undecided{leaning}: {gain}, {chance}"
-
-
-def in_words(gain: float, metric: str) -> str:
-    """A gain without the name of a score, such as "of 1,000 rows, 12 more are predicted right"; "" without words."""
-    count = f"{round(1000 * abs(gain))} {'more' if gain > 0 else 'fewer'}"
-    return {
-        "auc": f"of 1,000 pairs of rows of two classes, {count} are ranked right",
-        "accuracy": f"of 1,000 rows, {count} are predicted right",
-        "balanced accuracy": f"of 1,000 rows with equally many of each class, {count} are predicted right",
-    }.get(metric, "")
-
-
-def _by(card: OwnerCard) -> str:
-    return ", with the rows of all owners" if card.by == "all" else ""
-
-
-def next_step(card: OwnerCard, *, by_columns: bool = False) -> str:
-    """What to do now, in one sentence."""
-    if by_columns and card.decision == "join":
-        return "Compare methods of columns on the recipe, see the note, and train the best."
-    if card.decision == "join":
-        if card.partners is not None and card.partners.advised:
-            return f"Train with {', '.join(card.partners.advised)} only, and compare on your next rows."
-        return "Train the recipe, and compare on your next rows."
-    if card.decision == "alone":
-        return "Train alone."
-    if card.decision == "same":
-        return "Do what is simpler; others may still gain from your rows."
-    if card.decision == "too few":
-        return f"Collect {'rows of another class' if card.fewest >= FEWEST else 'more rows'}, and try again."
-    if card.more_rows is None:
-        return "Decide by cost: not even 100 times these rows would surely tell."
-    if card.more_rows < NEARLY * card.rows:
-        return "These rows nearly decide: collect some more, and try again."
-    digits = 10 ** max(0, len(str(card.more_rows)) - 2)
-    return f"About {-(-card.more_rows // digits) * digits:,} rows of yours would decide; there are {card.rows:,}."

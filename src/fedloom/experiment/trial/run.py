@@ -36,7 +36,7 @@ from fedloom.experiment.trial.contributions import contributions, scores_of, tol
 from fedloom.experiment.trial.decide import FEWEST, OwnerVerdict, decide, worth_repeating
 from fedloom.experiment.trial.evidence import Evidence, evidence
 from fedloom.experiment.trial.folds import Fold, blocks, draw_folds, split
-from fedloom.experiment.trial.owners import Owners, standardized
+from fedloom.experiment.trial.owners import MOST_NAMED, Owners, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import TrialConfig, TrialResult, calibrations, card_of, metric_for
@@ -51,8 +51,8 @@ BOXES: Final[Mapping[Kind, tuple[str, ...]]] = {
 """The black boxes that train alone by default, if they can predict the label."""
 FEWEST_REPEATS = 2
 """Repeats before a decision, as the variance of one is unknown."""
-MOST_NAMED = 10
-"""Owners that a note names, at most."""
+SUSPICIOUS = 0.99
+"""A score of training alone above which a column may tell the label."""
 PARTNERS = 20
 """The most owners whose models are scored on each other's rows."""
 
@@ -482,6 +482,12 @@ class TrialRun:
         partners, weights = self._partners(), self.federated.weights.get(best_of_all)
         role = next((entry.sender for entry in ledger if entry.sender in ("client", "peer")), "client")
         names, pooled = self.owners.names, self._pooled(best_alone)
+        alone = _weighted([one.alone for one in found], self.weights)
+        if alone is not None and alone > SUSPICIOUS and self.metric in ("auc", "accuracy", "balanced accuracy"):
+            self.notes.append(
+                "Predictions are nearly perfect already: check that no column tells what is known only after the "
+                "label, and leave such columns out with data.drop."
+            )
         cards = {
             name: card_of(
                 one,
