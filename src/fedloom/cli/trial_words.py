@@ -113,11 +113,11 @@ def _show_table(result: "TrialResult") -> None:
 
 def _show_cost(result: "TrialResult") -> None:
     """What joining costs, and where the messages are listed."""
-    from fedloom import methods
+    from fedloom.experiment.trial.words import method_title
     from fedloom.report import formatting as fmt
 
-    card, method = next(iter(result.owners.values())), result.recipe["method"]
-    out.print(f"best federated: {escape(card.method)}. {escape(methods.named(method).title)}")
+    card = next(iter(result.owners.values()))
+    out.print(f"best federated: {escape(card.method)}. {escape(method_title(result))}")
     sent, received = fmt.size(card.sent, " "), fmt.size(card.received, " ")
     out.print(f"in a run of it an owner sends {sent} and receives {received}, but no rows; --json lists each message")
 

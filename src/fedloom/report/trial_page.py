@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from fedloom import methods
 from fedloom._version import __version__
 from fedloom.experiment.trial import OwnerCard, TrialResult
 from fedloom.experiment.trial.words import (
@@ -16,6 +15,7 @@ from fedloom.experiment.trial.words import (
     contents,
     evidence_of,
     heading,
+    method_title,
     next_step,
     score_name,
     sentence,
@@ -199,8 +199,7 @@ def _next(result: TrialResult, recipe: str) -> PageSection:
         )
     if found & {"same", "alone"}:
         points.append("No difference, or stay alone: train alone; joining would still help whom the table names.")
-    method = methods.named(result.recipe["method"])
-    text = f"Best federated: {card.method} ({method.title})."
+    text = f"Best federated: {card.method} ({method_title(result)})."
     more = (
         "The command trains the best federated, here with the rows of all owners, in the folder where the trial ran. "
         "With each owner's rows in its own organization, owners start nodes: fedloom certs and fedloom node."

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from fedloom import methods
 from fedloom.experiment.run.metrics import four_digits
 from fedloom.experiment.trial.decide import FEWEST, Decision
 
@@ -195,6 +196,11 @@ def titles(result: "TrialResult") -> list[str]:
     """The owners' names; beside numbers the name of their column, such as "site 3"."""
     column = result.recipe.get("data", {}).get("group")
     return [f"{column} {name}" if column and name.isdigit() else name for name in result.owners]
+
+
+def method_title(result: "TrialResult") -> str:
+    """What the best federated method is, in a sentence."""
+    return methods.named(result.recipe["method"]).title
 
 
 def contents(message: Mapping[str, Any]) -> str:
