@@ -194,8 +194,8 @@ def _next(result: TrialResult, recipe: str) -> PageSection:
         points.append("Join: owners who join train together, and compare on their next rows.")
     if "undecided" in found:
         points.append(
-            "Undecided: a gain is as compatible with these rows as none. Collect the rows that the table names and try "
-            "again, or decide by what joining costs; until then training alone loses nothing that is shown."
+            "Undecided: these rows show neither that joining helps nor that it does not. Collect the rows that the "
+            "table names and try again, or decide by what joining costs."
         )
     if found & {"same", "alone"}:
         points.append("No difference, or stay alone: train alone; joining would still help whom the table names.")
