@@ -47,7 +47,7 @@ def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
     """12 owners without a gain, on the same days. All join or none does, in 1 of 20 federations, as P(gain > 0) is
     0.95. Taken as independent they would join in more than twice as many."""
     rng = np.random.default_rng(2)
-    worlds = [owners_of(12, 0.7, rng) for _ in range(200)]
+    worlds = [owners_of(12, 0.7, rng) for _ in range(80)]
 
     def joins(owners: list[Evidence]) -> float:
         return float(np.mean([verdict.decision == "join" for verdict in decide(owners, 0.01)]))
