@@ -44,8 +44,8 @@ def test_only_owners_that_share_days_have_common_errors() -> None:
 
 
 def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
-    """12 owners without a gain, on the same days. All join or none does, in 1 of 20 federations, as P(gain > 0) is
-    0.95. Taken as independent they would join in more than twice as many."""
+    """12 owners without a gain, on the same days: nearly all of them join, or none. Taken as independent they join in
+    more than twice as many federations."""
     rng = np.random.default_rng(2)
     worlds = [owners_of(12, 0.7, rng) for _ in range(80)]
 

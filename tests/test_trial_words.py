@@ -127,20 +127,18 @@ def test_the_command_says_what_next(fedloom: Callable[..., Done], tmp_path: Path
     lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
     (tmp_path / "my.csv").write_text("\n".join(lines))
     words = [
-        *[
-            "trial",
-            "my.csv",
-            "--label",
-            "ill",
-            "--group",
-            "site",
-            "--unit",
-            "patient",
-            "--method",
-            "exchange",
-            "--repeats",
-            "1",
-        ]
+        "trial",
+        "my.csv",
+        "--label",
+        "ill",
+        "--group",
+        "site",
+        "--unit",
+        "patient",
+        "--method",
+        "exchange",
+        "--repeats",
+        "1",
     ]
     text = fedloom(*words, "--metric", "log-loss").stdout
     assert text.startswith("my.csv: trial of 11 owners") and "site 11" in text and "add --out FOLDER" in text

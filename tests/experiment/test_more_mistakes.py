@@ -104,7 +104,7 @@ SHELL = [
     ("trial my.csv --label ill --group site --metric rmse", "for a label with 2 classes, not 'rmse'"),
     ("trial my.csv --label ill --group site --budget 0", "budget must be above 0 seconds"),
     ("trial my.csv --label ill --group site --methods fedavg", "No such option"),
-    ("trial my.csv my.csv --label ill", "name id, the column that all files have"),
+    ("trial my.csv my.csv --label ill", "name --id, the column that all files have"),
     ("data empty.csv", "it must have a header, and rows below it"),
     ("data head.csv", "must have rows below its header"),
     ("data twice.csv", "rename all but one"),

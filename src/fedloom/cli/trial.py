@@ -132,8 +132,6 @@ def trial(
         if not data.expanduser().exists():
             beside = [one.name for one in data.parent.glob("*")] if data.parent.is_dir() else []
             raise ConfigError(f"there is no file or folder {data}.{did_you_mean(data.name, beside)}")
-    if len(files) == 1 and not files[0].expanduser().is_dir():
-        _named(files[0], label, group)
     written_files = [] if folder is None else [folder / name for name in ("trial.json", "trial.html", "recipe.toml")]
     existing = next((file for file in written_files if file.exists()), None)
     if existing and not force:
@@ -214,14 +212,3 @@ def _kinds(encode: Sequence[str]) -> dict[str, Any]:
             )
         found[column] = kind
     return found
-
-
-def _named(data: Path, label: str | None, group: str | None) -> None:
-    """Raise ConfigError if a table's label or owners are not named."""
-    lacking = [
-        what
-        for what, value in (("--label, the column to predict", label), ("--group, the column of owners", group))
-        if not value
-    ]
-    if lacking:
-        raise ConfigError(f"name {', and '.join(lacking)}: fedloom data {data} lists the columns")

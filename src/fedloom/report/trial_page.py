@@ -96,7 +96,7 @@ def page(result: TrialResult, name: str, recipe: str = "recipe.toml") -> Page:
             *_partners(result),
             _reveals(result, card),
             _methods(result),
-        ],  # fmt: skip,
+        ],
     )
 
 
@@ -198,7 +198,7 @@ def _next(result: TrialResult, recipe: str) -> PageSection:
             "table names and try again, or decide by what joining costs."
         )
     if found & {"same", "alone"}:
-        points.append("No difference, or stay alone: train alone; joining would still help whom the table names.")
+        points.append("No difference, or stay alone: train alone. Others may still gain from your model.")
     text = f"Best federated: {card.method} ({method_title(result)})."
     more = (
         "The command trains the best federated, here with the rows of all owners, in the folder where the trial ran. "

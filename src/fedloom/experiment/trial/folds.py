@@ -13,8 +13,8 @@ FOLDS = 4
 WINDOWS = 10
 """Windows over the later half of all times, at most."""
 BLOCKS = 100
-"""Blocks of times of which owners share the weather: few enough that days in a row, which are alike, are in one, and
-enough to tell how alike owners' errors are."""
+"""Blocks of time over the later half, by which the correlation of owners' errors is estimated. Fewer blocks estimate it
+worse; more miss that days in a row are alike."""
 WINDOW_ROWS = 10
 """Rows of an owner of median size in a window of time, at least."""
 

@@ -11,6 +11,7 @@ from fedloom.core.objects import find
 from fedloom.data.dataset import Dataset
 from fedloom.data.options import DataOptions, SplitColumns
 from fedloom.data.own import encoded, interpret
+from fedloom.experiment.trial.words import some
 
 FEWEST_ROWS = 12
 """Rows of an owner below which it is left out."""
@@ -39,8 +40,7 @@ class Owners:
     def __post_init__(self) -> None:
         counts = np.bincount(self.owner, minlength=len(self.names))
         if len(self.names) < 2 or counts.min() < FEWEST_ROWS:
-            few = ", ".join(f"{name} ({count})" for name, count in [*zip(self.names, counts, strict=True)][:MOST_NAMED])
-            few += f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
+            few = some([f"{name} ({count})" for name, count in zip(self.names, counts, strict=True)], MOST_NAMED)
             raise DataError(
                 f"A trial needs at least 2 owners with at least {FEWEST_ROWS} labeled rows each, but there are {few}."
             )
@@ -121,8 +121,7 @@ def owners_of(
     small = [i for i in range(len(names)) if counts[i] < FEWEST_ROWS]
     if not small or len(names) - len(small) < 2:
         return Owners(replace(data, groups=groups.reshape(-1).astype(np.int64), owners=names), unit, order, notes)
-    more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
-    left = ", ".join(f"{names[i]} ({counts[i]})" for i in small[:MOST_NAMED]) + more
+    left = some([f"{names[i]} ({counts[i]})" for i in small], MOST_NAMED)
     kept = ~np.isin(groups, small)
     large = replace(data, x=np.ascontiguousarray(data.x[kept]), y=data.y[kept], groups=data.groups[kept], test=None)
     return owners_of(

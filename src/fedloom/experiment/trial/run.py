@@ -40,6 +40,7 @@ from fedloom.experiment.trial.owners import MOST_NAMED, Owners, standardized
 from fedloom.experiment.trial.partners import Partners, partners_of
 from fedloom.experiment.trial.predictions import MIX, PERSONAL, Boxes, Predictions, Recipe
 from fedloom.experiment.trial.result import TrialConfig, TrialResult, calibrations, card_of, metric_for
+from fedloom.experiment.trial.words import some
 from fedloom.models.black_boxes import BLACK_BOXES, check_task
 
 REPEATS = 3
@@ -390,10 +391,8 @@ class TrialRun:
                 left.append(f"{name} ({', '.join(owners.data.classes[k] for k in few)})")
             found.append(rows)
         if left:
-            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
             self.notes.append(
-                f"Classes of which an owner has fewer than {FEWEST} are not scored there: "
-                f"{', '.join(left[:MOST_NAMED])}{more}."
+                f"Classes of which an owner has fewer than {FEWEST} are not scored there: {some(left, MOST_NAMED)}."
             )
         return found
 
