@@ -580,7 +580,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert tomllib.loads((tmp_path / "piped" / "recipe.toml").read_text())["data"]["name"] == "rows.csv"
     text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress
-    assert "name --label, the column to predict, and --group, the column of owners" in call("my.csv", code=2)[1]
+    assert "needs --label, the column to predict, and --group, the column of owners" in call("my.csv", code=2)[1]
     assert "the column of the owners" in call(".", code=2)[1]
     monkeypatch.setattr(sys, "argv", ["fedloom", "run", "t/recipe.toml", "--out", "t/trained", "-s", "rounds=1"])
     with pytest.raises(SystemExit) as stop:
