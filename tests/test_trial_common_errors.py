@@ -47,7 +47,7 @@ def test_days_in_common_do_not_count_as_evidence_of_each_owner() -> None:
     """12 owners without a gain, on the same days: nearly all of them join, or none. Taken as independent they join in
     more than twice as many federations."""
     rng = np.random.default_rng(2)
-    worlds = [owners_of(12, 0.7, rng) for _ in range(80)]
+    worlds = [owners_of(12, 0.7, rng) for _ in range(50)]
 
     def joins(owners: list[Evidence]) -> float:
         return float(np.mean([verdict.decision == "join" for verdict in decide(owners, 0.01)]))

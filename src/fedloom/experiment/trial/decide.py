@@ -178,13 +178,13 @@ def _leaning(gain: float, more: float, inside: float) -> str:
 def _rows(rows: int, error: float, mean: float, deviation: float, worth: float) -> int | None:
     """The least number of the owner's rows in all with which its own rows decide with probability `LIKELY`: its gain
     now has this mean and deviation and falls as in `sharing`; the standard error falls with the root of the rows."""
-    from scipy import stats
+    from scipy.special import ndtr, ndtri  # slow to import
 
-    least, gains = stats.norm.isf(ALPHA), mean + deviation * stats.norm.ppf((np.arange(NODES) + 0.5) / NODES)
+    least, gains = ndtri(1 - ALPHA), mean + deviation * ndtri((np.arange(NODES) + 0.5) / NODES)
     for factor in np.geomspace(1, MOST, NODES):
         then = error / math.sqrt(factor)
         fallen = gains * factor**-FALL
-        shown = stats.norm.cdf(fallen / then - least) + stats.norm.cdf((worth - fallen) / then - least)
+        shown = ndtr(fallen / then - least) + ndtr((worth - fallen) / then - least)
         if np.minimum(shown, 1.0).mean() >= LIKELY:
             return math.ceil(rows * float(factor))
     return None
